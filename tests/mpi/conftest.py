@@ -3,9 +3,9 @@
     mpicoll run -n 3 -- python -m pytest --with-mpi tests/mpi
 
 Rank 0 reports. After every test the ranks agree on its outcome over a communicator of their own, with the
-MPI's own calls. Where ranks disagree (one failed, the others went on) later collectives could meet wrongly, so
-the run ends there, with every failing rank's report. A test that takes too long, or a rank that waits in vain
-for another, ends the job with every rank's Python stack on stderr.
+MPI's own calls. Where ranks disagree (one failed, the others went on) later collectives could meet wrongly,
+so the run ends there, with every failing rank's report. A test that takes too long, or a rank that waits in
+vain for another, ends the job with every rank's Python stack on stderr.
 """
 
 import faulthandler
@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 
+import mpi4py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -40,13 +41,14 @@ class Referee:
         self.stderr = os.fdopen(os.dup(2), "w", buffering=1)
         self.comm = WORLD.Dup()
         self.peers = WORLD.allgather((socket.gethostname(), os.getpid()))
-        self.deadline = float("inf")
+        self.deadline, self.test = float("inf"), ""
         faulthandler.register(signal.SIGUSR1, file=self.stderr, all_threads=True)
         faulthandler.register(signal.SIGTERM, file=self.stderr, all_threads=True, chain=True)
         threading.Thread(target=self._watch, daemon=True, name="referee").start()
 
-    def start(self):
+    def start(self, test):
         """Begin the time of a test. Ranks end a stuck job one after the other: one dump is enough."""
+        self.test = test
         self.deadline = time.monotonic() + LIMIT + 3 * RANK
         # for a rank that holds the interpreter lock in a C call, where no thread of Python's can run
         faulthandler.dump_traceback_later(LIMIT + 60, exit=True, file=self.stderr)
@@ -58,7 +60,7 @@ class Referee:
     def _watch(self):
         while time.monotonic() < self.deadline:
             time.sleep(0.5)
-        self.end_job(f"a test took more than {LIMIT:g} s")
+        self.end_job(f"{self.test} took more than {LIMIT:g} s")
 
     def end_job(self, why):
         """Print every rank's stacks and end all ranks of this host; the launcher ends those of others."""
@@ -80,7 +82,7 @@ class Referee:
         while not request.Test():
             if time.monotonic() > end:
                 self.stderr.write(last_words)
-                self.end_job(f"no answer from the other ranks within {seconds:g} s")
+                self.end_job(f"{self.test}: no answer from the other ranks within {seconds:g} s")
             time.sleep(nap)
             nap = min(nap + 2e-5, 1e-3)
 
@@ -115,13 +117,13 @@ def pytest_configure(config):
     if RANK:
         reporter = config.pluginmanager.getplugin("terminalreporter")
         config.pluginmanager.unregister(reporter)
-        silent = type(reporter)(config, open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the process
+        silent = type(reporter)(config, open(os.devnull, "w"))
         config.pluginmanager.register(silent, "terminalreporter")
 
 
 def pytest_report_header():
     library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
-    return f"MPI: n = {SIZE}, {library}, mpi4py {'.'.join(map(str, MPI.Get_version()))}"
+    return f"MPI: n = {SIZE}, {library}, mpi4py {mpi4py.__version__}"
 
 
 def pytest_collectreport(report):
@@ -149,7 +151,7 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    item.config.stash[REFEREE].start()
+    item.config.stash[REFEREE].start(item.nodeid)
     try:
         return (yield)
     finally:

@@ -3,7 +3,6 @@
 import os
 
 
-
 def test_ranks_are_one_job(world):
     expected = int(os.environ.get("MPICOLL_RANKS", world.Get_size()))
     assert world.Get_size() == expected
