@@ -1,0 +1,290 @@
+"""``mpicoll bench``: our collectives against the MPI's own, side by side in one run, several runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mpicoll import algorithms
+from mpicoll.cli import results
+
+RUN = (sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet")
+START = 1.5  # seconds that a launch takes before it measures
+OPS = ("sum", "prod", "min", "max", "avg")
+SHOWN = {"nccl": results.as_nccl, "json": results.as_json, "markdown": results.as_markdown}
+DTYPES = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+MARK = "mpicoll-measured "  # what measure.py marks its lines with
+TOLD = re.compile("MPICOLL_|OMPI_MCA_|MPICH_|MPIR_|UCX_|FI_|I_MPI_|(OMP|OPENBLAS|MKL)_NUM_THREADS")
+
+
+class Size(click.ParamType):
+    """Bytes with an optional suffix: 8, 64K, 4M, 1G (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes of a size as people write it."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+        if not match:
+            self.fail(f"{value!r} is no size: expected bytes, such as 8, 64K, 4M or 1G", param, ctx)
+        return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def sizes(first: int, last: int, factor: int) -> list[int]:
+    """From the first to the last, each `factor` times the one before."""
+    found = []
+    while first <= last:
+        found.append(first)
+        first *= factor
+    return found
+
+
+def candidates(names: list[str], memory: str) -> list[dict[str, Any]]:
+    """The MPI's own first, then each algorithm in each kind of memory."""
+    chosen = [{"label": results.BASE, "algorithm": None, "memory": "ordinary", "native": True}]
+    kinds = ("ordinary", "window") if memory == "both" else (memory,)
+    for name in names:
+        if name == results.BASE:
+            continue
+        label = name.rpartition(":")[2]
+        for kind in kinds:
+            chosen.append({
+                "label": label if kind == "ordinary" else f"{label}/window",
+                "algorithm": None if name == "auto" else name,
+                "memory": kind,
+                "native": False,
+            })  # fmt: skip
+    return chosen
+
+
+def check(collective: str, names: list[str], ranks: int) -> None:
+    """Refuse, before anything is launched, what no launch could run."""
+    for name in names:
+        if name in ("auto", results.BASE):
+            continue
+        try:
+            algorithm = algorithms.get(collective, algorithms.load(name) if ":" in name else name)
+            unmet = algorithm.unmet(ranks, nodes=[list(range(ranks))])
+        except (ValueError, OSError, ImportError, AttributeError) as exc:
+            raise click.UsageError(str(exc)) from exc
+        if unmet:
+            raise click.UsageError(f"{collective} {algorithm.name} cannot serve {ranks} ranks: {unmet}")
+
+
+def machine() -> dict[str, Any]:
+    """What a reader must know of the machine to judge the figures; no names of hosts or people."""
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        models = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        cpu = models[0] if models else cpu
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of what takes part besides the MPI."""
+    found = {"Python": platform.python_version()}
+    for name in ("mpicoll", "mpi4py", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def launch(
+    spec: dict[str, Any], ranks: int, told: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One launch: what it says of the MPI, and its lines, each told of as it comes."""
+    argv = [*RUN, "-n", str(ranks), "-m", "mpicoll.cli.measure", json.dumps(spec)]
+    about, lines = {}, []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for text in job.stdout:
+            _, mark, line = text.partition(MARK)
+            if not mark:
+                sys.stderr.write(text)
+            elif not about:
+                about = json.loads(line)
+            else:
+                lines.append(json.loads(line))
+                told(lines[-1])
+    if job.returncode or len(lines) != len(spec["sizes"]):
+        told_above = f"a launch ended early, with exit code {job.returncode}: see its messages above"
+        raise click.ClickException(told_above)
+    return about, lines
+
+
+def measured(spec: dict[str, Any], ranks: int, launches: int) -> dict[str, Any]:
+    """All launches, with a bar where somebody watches."""
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    about: dict[str, Any] = {}
+    done = []
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[size]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=launches * len(spec["sizes"]), size="")
+        for number in range(launches):
+            bar.update(task, description=f"launch {number + 1} of {launches}", size="starting")
+            load = os.getloadavg()
+
+            def told(line: dict[str, Any]) -> None:
+                bar.update(task, advance=1, size=results.readable(line["nbytes"]))
+
+            about, lines = launch({**spec, "launch": number}, ranks, told)
+            done.append({"load": load, "lines": lines})
+    return {
+        "format": results.FORMAT,
+        "command": ["mpicoll", *sys.argv[1:]],
+        "date": date,
+        "spec": spec,
+        "machine": {**machine(), **about},
+        "versions": versions(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if TOLD.match(name)},
+        "launches": done,
+    }
+
+
+def wanted(names: str, own: tuple[str, ...]) -> list[str]:
+    """The algorithms that were asked for, each once, in order."""
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    return list(dict.fromkeys([*listed, *own]))
+
+
+# fmt: off
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("collective", type=click.Choice(algorithms.COLLECTIVES), required=False,
+                metavar="COLLECTIVE")
+@click.option("-n", "--ranks", type=click.IntRange(1), default=2, show_default=True,
+              help="Ranks of a launch.")
+@click.option("-b", "--from", "first", type=Size(), default="8", show_default=True, help="Smallest size.")
+@click.option("-e", "--to", "last", type=Size(), default="64M", show_default=True, help="Largest size.")
+@click.option("-f", "--factor", type=click.IntRange(2), default=2, show_default=True,
+              help="From size to size.")
+@click.option("--algorithms", "names", default="auto", show_default=True, metavar="NAMES",
+              help="What to compare with the MPI's own, with commas between; auto is our selection.")
+@click.option("--algorithm", "own", multiple=True, metavar="FILE.py:FUNCTION",
+              help="And your own; repeatable.")
+@click.option("--memory", type=click.Choice(["window", "ordinary", "both"]), default="both",
+              show_default=True, help="Arrays from comm.empty, ordinary arrays, or both.")
+@click.option("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True,
+              help="Elements.")
+@click.option("-o", "--op", type=click.Choice(OPS), default="sum", show_default=True, help="Reduction.")
+@click.option("-r", "--root", type=click.IntRange(0), default=0, show_default=True,
+              help="Root of bcast and reduce.")
+@click.option("--in-place/--out-of-place", default=None,
+              help="Where the result goes. [default: in place for allreduce, as gradients do]")
+@click.option("--launches", type=click.IntRange(1), default=5, show_default=True,
+              help="Runs; a single one misleads.")
+@click.option("--iters", type=click.IntRange(1), help="Iterations per size and launch, not by --seconds.")
+@click.option("--seconds", type=click.FloatRange(1), default=100, show_default=True,
+              help="Time to fill with iterations, all launches together.")
+@click.option("--call-overhead", is_flag=True,
+              help="Instead: what our call adds to mpi4py's own where 8 bytes go native, in pairs.")
+@click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Show a kept result again instead of measuring.")
+@click.option("--format", type=click.Choice(list(SHOWN)), default="nccl", show_default=True,
+              help="What is printed.")
+@click.option("-w", "--keep", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              metavar="FILE.json", help="Keep everything measured, all samples.")
+@click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.png",
+              help="Draw the ratios.")
+# fmt: on
+def command(
+    collective: str | None,
+    ranks: int,
+    first: int,
+    last: int,
+    factor: int,
+    names: str,
+    own: tuple[str, ...],
+    memory: str,
+    dtype: str,
+    op: str,
+    root: int,
+    in_place: bool | None,
+    launches: int,
+    iters: int | None,
+    seconds: float,
+    call_overhead: bool,
+    show: Path | None,
+    format: str,
+    keep: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure COLLECTIVE: our algorithms against the MPI's own, in turn in one run, several runs.
+
+    The timed region is what a program does: write the buffer, call, read the result. Results are checked.
+
+    \b
+    mpicoll bench allreduce                           8 B to 64 MiB on 2 ranks, about two minutes
+    mpicoll bench bcast -n 4 --algorithms auto,binomial -b 1M -e 1M
+    mpicoll bench allreduce --algorithm mine.py:ring  your own algorithm beside them
+    mpicoll bench --show kept.json --format markdown  a kept result again
+    """  # noqa: D301  click reads the \\b
+    if show:
+        try:
+            result = results.load(show)
+        except ValueError as exc:
+            raise click.ClickException(str(exc)) from exc
+    else:
+        if collective is None:
+            raise click.UsageError("which collective? One of " + ", ".join(algorithms.COLLECTIVES))
+        if call_overhead and collective != "allreduce":
+            raise click.UsageError("--call-overhead measures allreduce")
+        if root >= ranks:
+            raise click.UsageError(f"root {root} is no rank of {ranks}")
+        asked = wanted(names, own)
+        check(collective, asked, ranks)
+        swept = [8] if call_overhead else [0] if collective == "barrier" else sizes(first, last, factor)
+        if not swept:
+            raise click.UsageError("no size: --from is larger than --to")
+        spec = {
+            "collective": collective,
+            "sizes": swept,
+            "dtype": "float64" if call_overhead else dtype,
+            "op": op,
+            "root": root,
+            "in_place": collective == "allreduce" if in_place is None else in_place,
+            "candidates": candidates(asked, memory),
+            "iters": iters,
+            "seconds": max(seconds / launches - START, 0),
+            "call_overhead": call_overhead,
+        }
+        if call_overhead:
+            spec |= {"op": "sum", "in_place": False, "candidates": candidates(["auto"], "ordinary")}
+        result = measured(spec, ranks, launches)
+    if keep:
+        results.save(result, keep)
+    if plot:
+        try:
+            results.plot(result, plot)
+        except RuntimeError as exc:
+            raise click.ClickException(str(exc)) from exc
+    click.echo(SHOWN[format](result))
+    if any(row.wrong for row in results.rows(result)):
+        raise click.ClickException("wrong results: see the column #wrong")

@@ -1,0 +1,252 @@
+"""What a benchmark measured: its statistics, and how they are shown. Pure: reads kept files anywhere.
+
+A result is a dictionary that goes to JSON as it is::
+
+    {"format": "mpicoll-bench-1", "command": [...], "spec": {...}, "machine": {...}, "versions": {...},
+     "launches": [{"load": [...], "lines": [one per size, as measure.py prints them]}]}
+
+All samples are kept: nanoseconds of each iteration, the slowest rank's. What is shown is computed from
+them: the median of a launch's iterations, then the median of the launches; ratios are taken inside a launch,
+where both sides ran in turn, and their spread is the lowest and the highest launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from mpicoll.algorithms import REDUCTIONS, ROOTED
+
+FORMAT = "mpicoll-bench-1"
+BASE = "native"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate at one size. Times are microseconds, bandwidths GB/s."""
+
+    nbytes: int
+    count: int
+    candidate: str
+    ran: str
+    time: float
+    algbw: float
+    busbw: float
+    wrong: int
+    ratio: float | None
+    lowest: float | None
+    highest: float | None
+
+    @property
+    def compared(self) -> str:
+        """The ratio with its spread; empty without a baseline."""
+        if self.ratio is None or self.candidate == BASE:
+            return "-"
+        return f"{self.ratio:.2f} ({self.lowest:.2f}..{self.highest:.2f})"
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """What nccl-tests multiply algbw by, so that it compares with the hardware's bandwidth."""
+    if collective == "allreduce":
+        return 2 * (size - 1) / size
+    if collective in ("allgather", "reduce_scatter", "alltoall"):
+        return (size - 1) / size
+    return 1.0
+
+
+def rows(result: dict[str, Any]) -> Iterator[Row]:
+    """Every size and candidate, in the order they were asked for."""
+    launches = [launch["lines"] for launch in result["launches"]]
+    size, collective = result["machine"]["ranks"], result["spec"]["collective"]
+    for lines in zip(*launches, strict=True):
+        for given in result["spec"]["candidates"]:
+            label = given["label"]
+            if not all(label in line["samples"] for line in lines):
+                continue
+            medians = [median(line["samples"][label]) for line in lines]
+            ratios = [
+                median(line["samples"][BASE]) / own
+                for line, own in zip(lines, medians, strict=True)
+                if BASE in line["samples"]
+            ]
+            seconds = median(medians) * 1e-9
+            algbw = lines[0]["nbytes"] / seconds * 1e-9
+            ran = dict.fromkeys(line["ran"][label] for line in lines)
+            yield Row(
+                lines[0]["nbytes"],
+                lines[0]["count"],
+                label,
+                "/".join(ran),
+                seconds * 1e6,
+                algbw,
+                algbw * bus_factor(collective, size),
+                sum(line["wrong"][label] for line in lines),
+                median(ratios) if ratios else None,
+                min(ratios, default=None),
+                max(ratios, default=None),
+            )
+
+
+def heading(result: dict[str, Any]) -> list[str]:
+    """What was measured, where, and how to read it."""
+    spec, machine, versions = result["spec"], result["machine"], result["versions"]
+    kept = ", ".join(f"{name} {value}" for name, value in versions.items())
+    hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
+    loads = ", ".join(f"{launch['load'][0]:.2f}" for launch in result["launches"])
+    timed = "the call" if spec["call_overhead"] else "write, call, read"
+    timed += " on every rank, the slowest rank's"
+    place = "in place" if spec["in_place"] else "out of place"
+    return [
+        " ".join(result["command"]),
+        f"{spec['collective']}, {machine['ranks']} ranks{hosts}, {place}; {result['date']}",
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; load at the start: {loads}",
+        f"{machine['library']}; {kept}",
+        f"time: {timed}; median of each launch, median of {len(result['launches'])} launches",
+    ]
+
+
+def troubles(result: dict[str, Any]) -> list[str]:
+    """Why candidates are missing, each once."""
+    found = {
+        f"{label} left out: {why}"
+        for launch in result["launches"]
+        for line in launch["lines"]
+        for label, why in line["trouble"].items()
+    }
+    return sorted(found)
+
+
+COLUMNS = {
+    "size": "(B)",
+    "count": "(elements)",
+    "type": "",
+    "redop": "",
+    "root": "",
+    "candidate": "",
+    "ran": "",
+    "time": "(us)",
+    "algbw": "(GB/s)",
+    "busbw": "(GB/s)",
+    "#wrong": "",
+    "times native": "(launches)",
+}
+
+
+def as_nccl(result: dict[str, Any]) -> str:
+    """The table of nccl-tests, with one row per candidate and its ratio against the MPI's own collective."""
+    spec, found = result["spec"], list(rows(result))
+    redop = spec["op"] if spec["collective"] in REDUCTIONS else "none"
+    root = str(spec["root"]) if spec["collective"] in ROOTED else "-1"
+    table = [list(COLUMNS), list(COLUMNS.values())]
+    for row in found:
+        numbers = [f"{row.time:.2f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}", str(row.wrong)]
+        named = [spec["dtype"], redop, root, row.candidate, row.ran]
+        table.append([str(row.nbytes), str(row.count), *named, *numbers, row.compared])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    drawn = ["  ".join(map(str.rjust, cells, widths)) for cells in table]
+    lines = [f"# {line}" for line in [*heading(result), *troubles(result), "", *drawn[:2]]]
+    lines += [f"  {line}" for line in drawn[2:]]
+    added = [
+        line["added"] * 1e-3 for launch in result["launches"] for line in launch["lines"] if "added" in line
+    ]
+    if added:
+        spread = f"{median(added):+.2f} us ({min(added):+.2f}..{max(added):+.2f})"
+        lines.append(f"# added by an 8-byte call that goes native to mpi4py's own: {spread}")
+    else:
+        for label in dict.fromkeys(row.candidate for row in found):
+            mean = fmean(row.busbw for row in found if row.candidate == label)
+            lines.append(f"# Avg bus bandwidth, {label}: {mean:.3f} GB/s")
+    wrong = sum(row.wrong for row in found)
+    lines.append(f"# Out of bounds values: {wrong} {'FAILED' if wrong else 'OK'}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """One row per size: the MPI's own time, and each candidate's ratio against it."""
+    found = list(rows(result))
+    labels = list(dict.fromkeys(row.candidate for row in found if row.candidate != BASE))
+    table = {(row.nbytes, row.candidate): row for row in found}
+    lines = [
+        f"| size | {BASE} (µs) | "
+        + " | ".join(f"{label}: times {BASE} (launches)" for label in labels)
+        + " |",
+        "|---:|---:|" + "---:|" * len(labels),
+    ]
+    for nbytes in dict.fromkeys(row.nbytes for row in found):
+        base = table.get((nbytes, BASE))
+        cells = [table[nbytes, label] if (nbytes, label) in table else None for label in labels]
+        shown = " | ".join(f"{cell.compared}, {cell.ran}" if cell else "-" for cell in cells)
+        lines.append(f"| {readable(nbytes)} | {f'{base.time:.1f}' if base else '-'} | {shown} |")
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Ratio against the MPI's own over size, with the launches' spread, as an image."""
+    try:
+        import matplotlib
+    except ImportError as exc:
+        raise RuntimeError("plots need matplotlib: pip install 'mpicoll[plot]'") from exc
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = list(rows(result))
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for label in dict.fromkeys(row.candidate for row in found if row.candidate != BASE):
+        chosen = [row for row in found if row.candidate == label and row.ratio is not None]
+        x = [row.nbytes for row in chosen]
+        (line,) = axes.plot(x, [row.ratio for row in chosen], marker="o", markersize=3, label=label)
+        lowest, highest = [row.lowest for row in chosen], [row.highest for row in chosen]
+        axes.fill_between(x, lowest, highest, alpha=0.2, color=line.get_color())
+    axes.axhline(1, color="black", linewidth=1, linestyle="--", label=f"the MPI's own ({BASE})")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: readable(int(value)))
+    axes.set_xlabel("size of the full vector")
+    axes.set_ylabel("times as fast as the MPI's own")
+    axes.set_ylim(bottom=0)
+    machine = result["machine"]
+    axes.set_title(f"{result['spec']['collective']}, {machine['ranks']} ranks, {machine['library']}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def readable(nbytes: int) -> str:
+    """8 B, 64 KiB, 1 MiB: exact where it is one of these, else with one decimal."""
+    value, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:g} {units[0]}" if value == int(value) else f"{value:.1f} {units[0]}"
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A kept result; ValueError where the file is none."""
+    try:
+        result: dict[str, Any] = json.loads(path.read_text())
+        kind = result["format"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as exc:
+        raise ValueError(f"{path} is not a result of mpicoll bench") from exc
+    if kind != FORMAT:
+        raise ValueError(f"{path} is in format {kind!r}, this version reads {FORMAT!r}")
+    return result
+
+
+def as_json(result: dict[str, Any]) -> str:
+    """A line of JSON for each thing said once, and one for each size of each launch."""
+    said = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items() if key != "launches"]
+    launches = []
+    for launch in result["launches"]:
+        lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in launch["lines"])
+        launches.append(f'{{"load": {json.dumps(launch["load"])}, "lines": [\n{lines}]}}')
+    said.append(f'"launches": [{", ".join(launches)}]')
+    return "{" + ",\n".join(said) + "}"
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Keep a result in a file."""
+    path.write_text(as_json(result) + "\n")
