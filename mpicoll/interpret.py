@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from fractions import Fraction
+from math import lcm
 
 from .algorithms import REDUCTIONS
 from .plan import IN, LEFT, OUT, RIGHT, TMP, Buffer, Copy, Plan, Recv, Reduce, Round, Send, pieces
@@ -53,11 +54,13 @@ class Machine:
         trace: Trace | None = None,
     ) -> None:
         self.collective, self.size, self.root = collective, size, root
-        self.plan, self.weights, self.trace = plan, weights, trace
+        self.plan, self.trace = plan, trace
         self.chunks = len(weights)
+        self.unit = lcm(*(w.denominator for w in weights))  # weights as whole numbers add up faster
+        self.lengths = [int(w * self.unit) for w in weights]
         self.state: list[State] = [self._start(rank) for rank in range(size)]
         self.clock, self.rounds, self.sent = [0] * size, [0] * size, [0] * size
-        self.volumes = [Fraction(0)] * size
+        self.volumes = [0] * size
         self.everyone = (1 << size) - 1  # a bit for every rank
         self.heard = [1 << rank for rank in range(size)]
         self.messages = self.pieces = self.fanout = self.staged = 0
@@ -126,7 +129,7 @@ class Machine:
             if isinstance(op, Send):
                 running.values[i] = self._read(rank, op.buf, op.chunks)
                 self.sent[rank] += len(op.chunks)
-                self.volumes[rank] += sum(self.weights[c % self.chunks] for c in op.chunks)
+                self.volumes[rank] += sum(self.lengths[c % self.chunks] for c in op.chunks)
                 self.messages += 1
             elif isinstance(op, Copy):
                 running.values[i] = self._read(rank, *op.src)

@@ -139,7 +139,7 @@ def _judge(run: Machine, algorithm: Algorithm) -> Report:
     return Report(
         rounds=max(run.clock),
         sent=max(run.sent),
-        volumes=tuple(run.volumes),
+        volumes=tuple(Fraction(v, run.unit) for v in run.volumes),
         messages=run.messages,
         pieces=run.pieces,
         fanout=run.fanout,
