@@ -6,9 +6,10 @@ Nothing here imports mpi4py: ``draw``, ``run`` and ``doctor`` work where no MPI 
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 
 import click
+
+from mpicoll import __version__
 
 COMMANDS = ("run", "doctor", "bench", "draw")
 
@@ -28,15 +29,7 @@ class LazyGroup(click.Group):
         return command
 
 
-def version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return metadata.version("mpicoll")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(), prog_name="mpicoll")
+@click.version_option(__version__, prog_name="mpicoll")
 def main() -> None:
     """MPI collectives made for training: run, look, measure."""

@@ -31,14 +31,22 @@ def output(
 ) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command; a code of -1 where it cannot run or takes too long."""
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=timeout, env=env, errors="replace"
+        child = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, errors="replace"
         )
-    except subprocess.TimeoutExpired:
-        return -1, "", f"{argv[0]}: no answer within {timeout:g} s"
     except OSError as error:
         return -1, "", f"{argv[0]}: {error.strerror}"
-    return done.returncode, done.stdout, done.stderr
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        child.terminate()  # a launcher ends its ranks first
+        try:
+            child.communicate(timeout=3)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        return -1, "", f"{argv[0]}: no answer within {timeout:g} s"
+    return child.returncode, out, err
 
 
 def loaded(python: str = sys.executable) -> dict[str, Any]:
@@ -74,12 +82,12 @@ def launchers(
     libmpi: str | None, python: str = sys.executable, path: str | None = None
 ) -> Iterator[tuple[Path, launcher.Mpi]]:
     """Every launcher found, with its MPI, the likeliest first; links to the same file are listed once."""
-    seen: set[Path] = set()
+    seen: set[tuple[Path, int]] = set()
     search = os.environ.get("PATH", "") if path is None else path
     for candidate in launcher.candidates(libmpi, python, search):
-        target = candidate.parent / candidate.resolve().name  # mpirun and mpiexec are often one file
-        if target not in seen:
-            seen.add(target)
+        same = candidate.parent, candidate.stat().st_size  # mpirun and mpiexec: a link, or a wheel's copy
+        if same not in seen:
+            seen.add(same)
             yield candidate, identify(candidate)
 
 
@@ -98,3 +106,46 @@ def infiniband() -> list[str]:
     """InfiniBand and RoCE devices of this machine."""
     root = Path("/sys/class/infiniband")
     return sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+
+
+def quota() -> float | None:
+    """CPUs the control group allows, None where it sets no limit."""
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
+        path = Path("/sys/fs/cgroup") / name
+        if path.exists():
+            period = path.with_name("cpu.cfs_period_us")
+            return parse_quota(path.read_text() + (period.read_text() if period.exists() else ""))
+    return None
+
+
+def parse_quota(text: str) -> float | None:
+    """CPUs from ``"200000 100000"``; ``"max 100000"`` and ``"-1 100000"`` mean no limit."""
+    allowed, period = (text.split() + ["100000"])[:2]
+    return int(allowed) / int(period) if allowed.isdigit() else None
+
+
+def libraries() -> dict[str, str]:
+    """Every MPI library within reach, and how it is reached."""
+    places = [(sys.prefix, "this environment")]
+    places += [(os.environ["CONDA_PREFIX"], "conda")] if "CONDA_PREFIX" in os.environ else []
+    folders = [(Path(prefix) / "lib", where) for prefix, where in places]
+    folders += [
+        (Path(entry), "LD_LIBRARY_PATH")
+        for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        if entry
+    ]
+    found: dict[str, str] = {}
+    for folder, where in folders:
+        sizes = {path.stat().st_size: path.resolve() for path in sorted(folder.glob("libmpi.so*"))}
+        for path in sizes.values():  # a wheel holds copies where others have links
+            found.setdefault(str(path), where)
+    for name in parse_ldconfig(output(["/sbin/ldconfig", "-p"])[1]):
+        found.setdefault(str(Path(name).resolve()), "ldconfig")
+    return found
+
+
+def parse_ldconfig(text: str) -> list[str]:
+    """Paths of MPI libraries in the output of ``ldconfig -p``."""
+    pairs = (line.split(" => ") for line in text.splitlines() if " => " in line)
+    names = ("libmpi.so", "libmpich.so")
+    return [path.strip() for name, path in pairs if name.strip().startswith(names)]

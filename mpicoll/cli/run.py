@@ -94,7 +94,6 @@ def prepare(
             launch.tell(f"BLAS threads: {why}", unset)
     else:
         launch.tell("--threads", dict.fromkeys(THREADS, str(threads)))
-    launch.tell("output appears as it is written", {"PYTHONUNBUFFERED": "1"})
     if machine.terminal:
         # Ranks write to a pipe of the launcher's; Rich and others draw progress bars when told so.
         settings = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": str(machine.terminal)}
@@ -163,9 +162,9 @@ def find(
     raise click.ClickException(
         f"no launcher belongs to {loaded}, the MPI that mpi4py loads ({libmpi}).\n"
         f"Found: {'; '.join(seen) or 'none is on the PATH'}.\n"
-        "Another MPI's launcher would start processes that are each rank 0 of 1. Put the mpirun or mpiexec\n"
-        f"of {launcher.TITLES[loaded.name]} first on the PATH, name it with --launcher, or install mpi4py for\n"
-        "the MPI you want. `mpicoll doctor` shows all that is installed."
+        "Another MPI's launcher would start processes that are each rank 0 of 1.\n"
+        f"Put the mpirun or mpiexec of {launcher.TITLES[loaded.name]} first on the PATH,\n"
+        "name it with --launcher, or install mpi4py for the MPI you want. See `mpicoll doctor`."
     )
 
 

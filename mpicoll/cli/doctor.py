@@ -1,0 +1,165 @@
+"""``mpicoll doctor``: is this machine ready, and if not, why not. MPI starts in children only."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from mpicoll import __version__
+from mpicoll.cli import diagnose, launcher, probe, run
+
+SINGLE = """
+from mpi4py import MPI
+names = {MPI.THREAD_SINGLE: "SINGLE", MPI.THREAD_FUNNELED: "FUNNELED", MPI.THREAD_SERIALIZED: "SERIALIZED"}
+print(names.get(MPI.Query_thread(), "MULTIPLE"))
+"""
+PAIR = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"size={world.allreduce(1)};")
+"""
+MARKS = {"ok": ("+", "green"), "note": ("-", "dim"), "warning": ("!", "yellow"), "error": ("x", "bold red")}
+
+
+def gather(path: str | None = None) -> dict[str, Any]:
+    """Facts about this Python, the MPIs it could meet, and this machine."""
+    loaded = probe.loaded()
+    broken = "error" in loaded
+    libmpi = None if broken else next(iter(loaded["libmpi"]), None)
+    found = list(probe.launchers(libmpi, path=path))
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    return {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "mpicoll": f"{__version__}, {Path(__file__).parents[1]}",
+        "mpi4py": mpi4py_origin(),
+        "loaded": loaded,
+        "libraries": probe.libraries(),
+        "mpicc": shutil.which("mpicc", path=path),
+        "launchers": [(str(where), mpi.name, mpi.version) for where, mpi in found],
+        "launch": {} if broken else try_launch(loaded, libmpi, path),
+        "init": None if broken else try_alone(),
+        "shm": {"size": shm.total if shm else 0, "free": shm.free if shm else 0},
+        "cores": {"physical": probe.cores(), "quota": probe.quota()},
+        "threads": {name: os.environ[name] for name in run.THREADS if name in os.environ},
+        "infiniband": probe.infiniband(),
+        "osc": os.environ.get("OMPI_MCA_osc"),
+        "slurm": slurm(),
+    }
+
+
+def mpi4py_origin() -> dict[str, str] | None:
+    """Version of mpi4py and where it came from: a PyPI wheel fits many MPIs, a site's build its own."""
+    try:
+        distribution = metadata.distribution("mpi4py")
+    except metadata.PackageNotFoundError:
+        return None
+    where = str(distribution.locate_file("mpi4py"))
+    tags = distribution.read_text("WHEEL") or ""
+    if (distribution.read_text("INSTALLER") or "").strip() == "conda":
+        origin = "conda package"
+    elif "manylinux" in tags or "musllinux" in tags or "macosx" in tags:
+        origin = "wheel from PyPI"
+    elif "dist-packages" in where and not tags:
+        origin = "the distribution's package"
+    else:
+        origin = "built for this site's MPI"
+    return {"version": distribution.version, "origin": origin, "path": where}
+
+
+def try_alone() -> dict[str, str]:
+    """MPI_Init in one process: its thread level, or what went wrong."""
+    code, out, err = probe.output([sys.executable, "-c", SINGLE], env=probe.unlaunched(os.environ))
+    if code == 0:
+        return {"thread": out.split()[-1]}
+    return {"error": next(iter(err.strip().splitlines()), f"exit code {code}")}
+
+
+def try_launch(loaded: dict[str, Any], libmpi: str | None, path: str | None) -> dict[str, Any]:
+    """Start 2 ranks with the launcher `mpicoll run` takes and with the first mpirun on the PATH."""
+    mpi, machine = launcher.library(loaded["library"]), run.Machine.here()
+    program = [sys.executable, "-c", PAIR]
+    environ = probe.unlaunched(os.environ)
+    chosen: list[tuple[str, launcher.Mpi, str | None]] = []
+    try:
+        chosen.append(run.find(mpi, libmpi, machine.allocation, None))
+    except click.ClickException:
+        pass  # that no launcher fits is told by the list of launchers
+    first = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
+    if first and not any(same_file(first, other) for other, _, _ in chosen):
+        chosen.append((first, probe.identify(first), None))
+    results = {}
+    for where, starter, plugin in chosen:
+        launch = run.prepare(
+            where, starter, mpi, 2, program, machine, oversubscribe=True, threads=1, plugin=plugin
+        )
+        code, out, err = probe.output(launch.argv, timeout=30, env={**environ, **launch.env})
+        sizes = [int(size) for size in re.findall(r"size=(\d+);", out)]
+        words = " / ".join(line.strip() for line in err.splitlines() if line.strip(" -\n"))
+        results[where] = {"code": code, "sizes": sizes, "words": words[:400]}
+    return results
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two launchers are one: mpirun and mpiexec of a folder often are."""
+    return (Path(one).parent, Path(one).resolve()) == (Path(other).parent, Path(other).resolve())
+
+
+def slurm() -> dict[str, str] | None:
+    """Slurm's version and the MPI plugins of its srun."""
+    if shutil.which("srun") is None:
+        return None
+    plugins = probe.output(["srun", "--mpi=list"])
+    return {"version": probe.output(["srun", "--version"])[1].strip(), "plugins": "".join(plugins[1:])}
+
+
+def show(findings: list[diagnose.Finding]) -> None:
+    """Print findings; plain where the output is not a terminal."""
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        mark, style = MARKS[finding.level]
+        console.print(
+            Text(f"{mark} {finding.topic:<14} {finding.text}", style="" if finding.level == "ok" else style)
+        )
+        if finding.cause:
+            console.print(Text(f"    cause   {finding.cause}"))
+            console.print(Text(f"    remedy  {finding.remedy}"))
+    count = {level: sum(finding.level == level for finding in findings) for level in diagnose.LEVELS}
+    if count["error"]:
+        console.print(Text(f"{count['error']} broken, {count['warning']} to look at", style="bold red"))
+    else:
+        console.print(
+            Text(f"ready; {count['warning']} to look at" if count["warning"] else "ready", style="green")
+        )
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print facts and findings as JSON.")
+def command(as_json: bool) -> None:
+    """Examine this machine: Python, mpi4py, MPI libraries, launchers, memory, cores.
+
+    Starts MPI only in child processes with a time limit. The exit code is 1 where something is broken.
+    """
+    facts = gather()
+    findings = diagnose.diagnose(facts)
+    broken = any(finding.level == "error" for finding in findings)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"ready": not broken, "findings": list(map(asdict, findings)), "facts": facts}, indent=1
+            )
+        )
+    else:
+        show(findings)
+    sys.exit(1 if broken else 0)

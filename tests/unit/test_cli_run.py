@@ -1,0 +1,232 @@
+"""`mpicoll run`: what it composes (pure), and what comes of it (real launches of 2 and 3 ranks)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from mpicoll.cli import run
+from mpicoll.cli.launcher import Allocation, Mpi
+from mpicoll.cli.supervise import supervise
+
+OPENMPI, MPICH, SLURM = Mpi("openmpi", "5.0.11"), Mpi("mpich", "5.0.2"), Mpi("slurm", "22.05.8")
+PROGRAM = ["python", "-m", "mpi4py", "a.py"]
+CALL = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')"]
+
+
+def prepare(starter, loaded, ranks, machine, **options):
+    return run.prepare("/bin/x", starter, loaded, ranks, PROGRAM, machine, **options)
+
+
+def test_open_mpi_on_a_workstation():
+    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2))
+    assert launch.argv == ["/bin/x", "-n", "2", *PROGRAM]
+    assert launch.env["OMP_NUM_THREADS"] == launch.env["MKL_NUM_THREADS"] == "1"
+    assert launch.env["OMPI_MCA_osc"] == "^ucx" and launch.env["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.env
+
+
+def test_more_cores_than_ranks_are_shared_out():
+    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=8))
+    assert launch.env["OMP_NUM_THREADS"] == "4"
+    assert launch.argv[1:3] == ["--bind-to", "none"]
+    assert "OMPI_MCA_mpi_yield_when_idle" not in launch.env
+
+
+def test_more_ranks_than_cores():
+    launch = prepare(OPENMPI, OPENMPI, 3, run.Machine(cores=2, root=True))
+    assert "--oversubscribe" in launch.argv and launch.env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert prepare(MPICH, MPICH, 3, run.Machine(cores=2)).argv == ["/bin/x", "-n", "3", *PROGRAM]
+
+
+def test_what_the_user_set_stays():
+    mine = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, environ=mine))
+    assert not mine.keys() & launch.env.keys()
+    told = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, environ=mine), threads=3)
+    assert told.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_infiniband_keeps_its_windows():
+    assert "OMPI_MCA_osc" not in prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, infiniband=True)).env
+
+
+def test_an_allocation_refuses_oversubscription_unless_asked():
+    machine = run.Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ={"SLURM_JOB_ID": "1"})
+    with pytest.raises(click.ClickException, match=r"9 ranks.*Slurm allocation has room for 8"):
+        prepare(SLURM, OPENMPI, 9, machine, plugin="pmix")
+    launch = prepare(SLURM, OPENMPI, 9, machine, plugin="pmix", oversubscribe=True)
+    assert "--overcommit" in launch.argv
+    launch = prepare(OPENMPI, OPENMPI, 9, machine, oversubscribe=True)
+    assert launch.argv[1:5] == ["--map-by", ":oversubscribe", "--bind-to", "none"]
+
+
+def test_srun():
+    given = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "3"}
+    machine = run.Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ=given)
+    launch = prepare(SLURM, MPICH, 8, machine, plugin="pmi2")
+    assert launch.argv[1:6] == ["-n", "8", "--kill-on-bad-exit=1", "--mpi=pmi2", "--overlap"]
+    assert launch.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_settings_travel_to_other_nodes():
+    machine = run.Machine(cores=4, allocation=Allocation("PBS", 8, 2))
+    argv = prepare(OPENMPI, OPENMPI, 8, machine).argv
+    assert argv[argv.index("OMP_NUM_THREADS") - 1] == "-x"
+
+
+def test_every_setting_is_told_with_its_reason():
+    launch = prepare(OPENMPI, OPENMPI, 3, run.Machine(cores=2, root=True, terminal=80))
+    told = "\n".join(launch.told)
+    assert all(f"{name}={value}" in told for name, value in launch.env.items())
+    assert "COLUMNS=80" in told
+
+
+def test_programs(tmp_path):
+    script = tmp_path / "a.py"
+    script.touch()
+    python = [sys.executable, "-m", "mpi4py"]
+    assert run.program([str(script), "-n", "9"], None) == [*python, str(script), "-n", "9"]
+    assert run.program(["--flag"], "some.module") == [*python, "-m", "some.module", "--flag"]
+    assert run.program(["./a.out", "x"], None) == ["./a.out", "x"]
+    with pytest.raises(click.ClickException, match="no such script"):
+        run.program([str(tmp_path / "b.py")], None)
+    with pytest.raises(click.UsageError, match="nothing to run"):
+        run.program([], None)
+
+
+def parsed(*words):
+    context = run.command.make_context("run", list(words))
+    return context.params["ranks"], context.params["module"], context.params["words"]
+
+
+def test_options_after_the_program_are_the_programs():
+    assert parsed("-n", "2", "a.py", "-n", "9") == (2, None, ("a.py", "-n", "9"))
+    assert parsed("-n", "2", "-m", "mod", "-n", "9") == (2, "mod", ("-n", "9"))
+    assert parsed("-n", "2", "--", "python", "-m", "mod") == (2, None, ("python", "-m", "mod"))
+
+
+# ---- real launches
+
+
+def environment(**more):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    root = str(Path(run.__file__).parents[2])
+    return {**inherited, "PYTHONPATH": root, **more}
+
+
+def launch(*words, **more):
+    return subprocess.run(
+        [*CALL, "run", *words], env=environment(**more), capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import os, signal, sys, time\n"
+        "from mpi4py import MPI\n"
+        "world, how = MPI.COMM_WORLD, sys.argv[1]\n"
+        "sys.stdout.write(f'size {world.size} {os.environ[\"OMP_NUM_THREADS\"]}\\n')\n"
+        "sys.stdout.flush()\n"
+        "if how == 'raise' and world.rank == 1: raise ValueError('a rank fails')\n"
+        "if how == 'exit' and world.rank == 1: os._exit(7)\n"
+        "if how == 'stubborn':\n"
+        "    for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, signal.SIG_IGN)\n"
+        "    open(f'{sys.argv[2]}/{world.rank}', 'w').write(str(os.getpid()))\n"
+        "if how != 'end': time.sleep(60)\n"
+    )
+    return str(path)
+
+
+def test_ranks_are_one_job(script):
+    done = launch("-n", "3", script, "end")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["size 3 1"] * 3
+    assert "OMP_NUM_THREADS=1" in done.stderr
+    assert launch("-n", "1", "--quiet", script, "end").stderr == ""
+
+
+def test_a_failing_rank_ends_the_job_with_its_code(script):
+    raised = launch("-n", "3", script, "raise")
+    assert raised.returncode == 1 and "ValueError: a rank fails" in raised.stderr
+    assert launch("-n", "2", script, "exit").returncode == 7
+
+
+def test_timeout(script):
+    assert launch("-n", "2", "--timeout", "2", script, "sleep").returncode == 124
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_no_rank_survives_a_signal(script, tmp_path, number, code):
+    job = subprocess.Popen(
+        [*CALL, "run", "-n", "2", "--quiet", script, "stubborn", tmp_path], env=environment()
+    )
+    pids = [tmp_path / "0", tmp_path / "1"]
+    end = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    job.send_signal(number)
+    assert job.wait(30) == code
+    assert not any(alive(int(path.read_text())) for path in pids)
+
+
+def test_dry_run_runs_nothing(script):
+    done = launch("-n", "2", "--dry-run", script, "raise")
+    assert done.returncode == 0 and done.stdout.startswith("env OMP_NUM_THREADS=") and script in done.stdout
+
+
+def test_no_launcher_inside_a_rank(script):
+    done = launch("-n", "2", script, "end", PMI_RANK="0")
+    assert done.returncode == 1 and "already a rank" in done.stderr
+
+
+def test_no_mpi(script):
+    done = launch("-n", "2", script, "end", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert done.returncode == 1 and "does not load an MPI" in done.stderr and "Traceback" not in done.stderr
+
+
+def fake_launcher(folder, words):
+    """A launcher of another MPI: it starts processes that do not find each other."""
+    path = folder / "mpirun"
+    path.write_text(
+        f"#!/bin/sh\nif [ \"$1\" = --version ]; then printf '{words}'; exit; fi\n"
+        'while [ "$1" != -n ]; do shift; done; n=$2; shift 2\n'
+        'for i in $(seq "$n"); do "$@" & done; wait\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+OTHERS = {"openmpi": "HYDRA build details:\\n    Version:   9.9\\n", "mpich": "mpirun (Open MPI) 9.9\\n"}
+
+
+def test_another_mpis_launcher_is_refused(script, tmp_path):
+    from mpicoll.cli import launcher, probe
+
+    loaded = launcher.library(probe.loaded()["library"])
+    fake = fake_launcher(tmp_path, OTHERS[loaded.family])
+    done = launch("-n", "2", "--launcher", fake, script, "end")
+    assert done.returncode == 1 and "rank 0 of 1" in done.stderr and "size" not in done.stdout
+    # in front of the PATH it is passed over
+    done = launch("-n", "2", script, "end", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stdout.splitlines() == ["size 2 1"] * 2
+
+
+def test_supervise_kills_what_the_launcher_leaves_behind(tmp_path):
+    mark = tmp_path / "pid"
+    code = supervise(["sh", "-c", f"setsid sleep 60 & echo $! > {mark}; exit 5"], os.environ)
+    assert code == 5 and not alive(int(mark.read_text()))
