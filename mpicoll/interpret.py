@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from fractions import Fraction
 from math import lcm
 
 from .algorithms import REDUCTIONS
 from .plan import IN, LEFT, OUT, RIGHT, TMP, Buffer, Copy, Plan, Recv, Reduce, Round, Send, pieces
-from .trace import Landing, Message, PlanError, State, Trace, Value, place, ranks_in_words, words
+from .trace import Landing, Message, PlanError, State, Trace, Value, place, ranks_in_words, snapshot, words
 
 ENDLESS = 1_000_000  # rounds of one rank after which its plan is taken to be endless
 
@@ -184,7 +183,7 @@ class Machine:
                 written.add((buf, c))
                 self._store(rank, buf, c, value, op.reduce)
         if self.trace is not None:
-            self.trace.landings.append(Landing(running.end, rank, deepcopy(self.state[rank])))
+            self.trace.landings.append(Landing(running.end, rank, snapshot(self.state[rank]), running.heard))
 
     def _read(self, rank: int, buf: Buffer, chunks: Sequence[int]) -> list[Value]:
         held = self.state[rank][buf]

@@ -48,6 +48,11 @@ class Value(NamedTuple):
 State: TypeAlias = dict[Buffer, dict[int, Value]]
 
 
+def snapshot(state: State) -> State:
+    """Return a copy that later rounds leave alone."""
+    return {buf: dict(chunks) for buf, chunks in state.items()}
+
+
 class Message(NamedTuple):
     """A message that has met its counterpart, `time` rounds after the start."""
 
@@ -59,11 +64,12 @@ class Message(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """A round that has ended `time` rounds after the start, and what the rank then holds."""
+    """A round that has ended `time` rounds after the start: what the rank then holds and has heard of."""
 
     time: int
     rank: int
     state: State
+    heard: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,11 @@ class Report:
 
 @dataclass
 class Trace:
-    """A collective from start to end, or to its first fault."""
+    """A collective from start to end, or to its first fault.
+
+    With a fault there is an `error` in place of a `report`; it happened `time` rounds after the start, and
+    `end` is what the ranks then held.
+    """
 
     collective: str
     name: str
@@ -117,6 +127,8 @@ class Trace:
     start: list[State] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     landings: list[Landing] = field(default_factory=list)
+    end: list[State] = field(default_factory=list)
+    time: int = 0
     report: Report | None = None
     error: PlanError | None = None
 

@@ -11,7 +11,6 @@ the plan costs and promises.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 
@@ -19,7 +18,7 @@ from .algorithms import REDUCTIONS, Algorithm, Nodes, get
 from .algorithms.registry import Function
 from .interpret import Machine
 from .plan import OUT
-from .trace import PlanError, Report, Trace, ranks_in_words
+from .trace import PlanError, Report, Trace, ranks_in_words, snapshot
 
 __all__ = ["PlanError", "Report", "admit", "check", "trace"]
 
@@ -85,20 +84,36 @@ def trace(
     """
     steps = Trace(algorithm.collective, algorithm.name, size)
     run = _machine(algorithm, size, root, segments, nodes, steps)
-    steps.chunks, steps.start = run.chunks, deepcopy(run.state)
+    steps.chunks, steps.start = run.chunks, [snapshot(state) for state in run.state]
     try:
         run.run()
         steps.report = _judge(run, algorithm)
     except PlanError as error:
         steps.error = error
+        steps.time = _when(error, run, steps)
+    else:
+        steps.time = steps.report.rounds
+    steps.end = [snapshot(state) for state in run.state]
     return steps
+
+
+def _when(error: PlanError, run: Machine, steps: Trace) -> int:
+    """Return the time of a fault: while a round lands, after the last one, or in the one about to begin."""
+    if error.rank is None or error.round is None:
+        return max(run.clock)
+    landed = [landing.time for landing in steps.landings if landing.rank == error.rank]
+    now = run.clock[error.rank]
+    over = len(landed) >= error.round or now > max(landed, default=0)
+    return now if over else now + 1
 
 
 def _machine(
     algorithm: Algorithm, size: int, root: int, segments: int, nodes: Nodes | None, steps: Trace | None = None
 ) -> Machine:
+    if algorithm.function is None:
+        raise ValueError(f"{algorithm} is the MPI library's own: there is no plan to look at")
     if size < 1 or not 0 <= root < size or segments < 1:
-        raise ValueError(f"no {algorithm} on {size} ranks with root {root} and {segments} segments")
+        raise ValueError(f"root {root} and {segments} segments do not fit {size} ranks")
     if nodes is not None and sorted(rank for node in nodes for rank in node) != list(range(size)):
         raise ValueError(f"the nodes {nodes} do not hold each of {size} ranks once")
     reason = algorithm.unmet(size, nodes=nodes)
