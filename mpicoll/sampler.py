@@ -1,0 +1,90 @@
+"""Deal the same global batches to any number of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Sampler", "part"]
+
+
+class Sampler:
+    """Deals samples in a seeded random order: ``sampler[k]`` is this rank's part of global batch k.
+
+    Global batch k is the same for any number of ranks, and known without the batches before it, so a run
+    may stop and go on with more or fewer ranks. Each sample comes once per epoch.
+
+    Parameters
+    ----------
+    count
+        Number of samples.
+    batch
+        Samples in a global batch, all ranks together. It need not divide: some ranks take one more.
+    seed
+        Another seed, another order.
+    rank, size
+        Which part is dealt.
+
+    Examples
+    --------
+    >>> whole = Sampler(100, batch=5, seed=1)
+    >>> parts = [Sampler(100, batch=5, seed=1, rank=rank, size=3) for rank in range(3)]
+    >>> [len(part[7]) for part in parts]
+    [2, 2, 1]
+    >>> bool((np.concatenate([part[7] for part in parts]) == whole[7]).all())
+    True
+    """
+
+    def __init__(self, count: int, batch: int, *, seed: int = 0, rank: int = 0, size: int = 1) -> None:
+        if count < 1 or batch < 1:
+            raise ValueError(f"count and batch must be at least 1, got {count} and {batch}")
+        self.count = count
+        self.batch = batch
+        self.seed = seed
+        self.part = part(batch, rank, size)
+
+    def __getitem__(self, k: int) -> NDArray[np.int64]:
+        positions = np.arange(k * self.batch, (k + 1) * self.batch)[self.part]
+        epoch, position = np.divmod(positions, self.count)
+        return _shuffled(position, epoch, self.count, self.seed)
+
+
+def part(count: int, rank: int, size: int) -> slice:
+    """Return which of `count` items are this rank's; sizes differ by one at most, larger ones first."""
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
+def _shuffled(
+    position: NDArray[np.int64], epoch: NDArray[np.int64], count: int, seed: int
+) -> NDArray[np.int64]:
+    """Permute positions below `count`, another permutation for every epoch, without storing any.
+
+    A Feistel network permutes the numbers of 2 * half bits whatever its rounds mix in. A number that lands
+    at `count` or above walks on until it lands below, which keeps it a permutation (cycle walking).
+    """
+    half = np.uint64((max(count - 1, 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    key = _mix(epoch.astype(np.uint64) ^ _mix(np.array([seed], np.uint64)))
+    value = position.astype(np.uint64)
+    walking = np.ones(len(value), bool)
+    while walking.any():
+        left, right = value[walking] >> half, value[walking] & mask
+        for turn in range(4):
+            left, right = right, left ^ (_mix(right ^ key[walking] ^ np.uint64(turn << 60)) & mask)
+        value[walking] = (left << half) | right
+        walking = value >= np.uint64(count)
+    return value.astype(np.int64)
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread every input bit over the word (the finisher of splitmix64)."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
