@@ -215,7 +215,7 @@ def svg(trace: Trace) -> str:
     """Draw a trace as an SVG picture: time runs downwards, arrows lead from chunk to chunk."""
     frames = list(_frames(trace))
     count = len(frames[0].cells[OUT][0])
-    wide, high, step, left, top = max(28, 12 + 7 * _widest(frames)), 26, 78, 84, 96
+    wide, high, step, left, top = max(28, 12 + 7 * _widest(frames)), 26, 78, 84, 114
     column = count * wide + 30
 
     def middle(rank: int, run: range) -> float:
@@ -223,8 +223,11 @@ def svg(trace: Trace) -> str:
         return left + rank * column + (run.start % count + len(run) / 2) * wide
 
     title, *notes = _heading(trace)
-    note = (f"✗ {trace.error}", "fault") if trace.error is not None else (", ".join(notes), "note")
-    parts = [_label(16, 28, title, "title"), _label(16, 50, *note)]
+    style, notes = ("note", notes) if trace.error is None else ("fault", [f"✗ {trace.error}"])
+    parts = [
+        _label(16, 28, title, "title"),
+        *(_label(16, 50 + 18 * i, n, style) for i, n in enumerate(notes)),
+    ]
     parts += [_label(left + rank * column, top - 12, f"rank {rank}", "name") for rank in range(trace.size)]
     for frame in frames:
         y = top + frame.time * step
@@ -239,7 +242,8 @@ def svg(trace: Trace) -> str:
                 x1, x2, y1, y2 = middle(m.source, a), middle(m.target, b), y - step + high + 1, y - 2
                 parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>')
     height = top + (len(frames) - 1) * step + high + 16
-    return SVG.format(width=left + trace.size * column, height=height, body="\n".join(parts))
+    width = max(left + trace.size * column, 32 + 7 * max(map(len, notes)))
+    return SVG.format(width=width, height=height, body="\n".join(parts))
 
 
 def _label(x: float, y: float, words: str, style: str) -> str:

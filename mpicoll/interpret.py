@@ -56,13 +56,15 @@ class Machine:
         self.plan, self.trace = plan, trace
         self.chunks = len(weights)
         self.unit = lcm(*(w.denominator for w in weights))  # weights as whole numbers add up faster
-        self.lengths = [int(w * self.unit) for w in weights]
+        self.lengths = [int(w * self.unit) for w in weights] or [0]
+        self._equal = len(set(self.lengths)) == 1
         self.state: list[State] = [self._start(rank) for rank in range(size)]
         self.clock, self.rounds, self.sent = [0] * size, [0] * size, [0] * size
         self.volumes = [0] * size
         self.everyone = (1 << size) - 1  # a bit for every rank
         self.heard = [1 << rank for rank in range(size)]
-        self.messages = self.pieces = self.fanout = self.staged = 0
+        self.messages = self.fanout = self.staged = 0
+        self.pieces = 1
         self.alike = True
         self.disorder: tuple[int, int, int] | None = None
         self._expressions: dict[tuple[int, ...], int] = {}
@@ -93,9 +95,9 @@ class Machine:
     def run(self) -> None:
         """Run every plan to its end, or raise `PlanError`."""
         plans = [self._begun(rank) for rank in range(self.size)]
-        ready = list(range(self.size))[::-1]
+        ready = deque(range(self.size))  # first come, first served: the earliest fault shows first
         while ready:
-            rank = ready.pop()
+            rank = ready.popleft()
             self._land(rank)
             try:
                 ops = next(plans[rank])
@@ -123,23 +125,30 @@ class Machine:
         """Begin a round: read what it sends, meet what waits; yield the ranks whose rounds are over."""
         self._examine(rank, ops)
         running = self._running[rank] = Running(ops, self.heard[rank], self.clock[rank])
-        self.fanout = max(self.fanout, sum(isinstance(op, Send) for op in ops))
+        sends = 0
         for i, op in enumerate(ops):
             if isinstance(op, Send):
                 running.values[i] = self._read(rank, op.buf, op.chunks)
                 self.sent[rank] += len(op.chunks)
-                self.volumes[rank] += sum(self.lengths[c % self.chunks] for c in op.chunks)
-                self.messages += 1
+                self.volumes[rank] += self._length(op.chunks)
+                sends += 1
             elif isinstance(op, Copy):
                 running.values[i] = self._read(rank, *op.src)
+        self.messages += sends
+        self.fanout = max(self.fanout, sends)
         if not running.waiting:
             yield rank
         for i, op in list(running.waiting.items()):
             pair = (rank, op.peer) if isinstance(op, Send) else (op.peer, rank)
-            sends, receives = self._posted[pair]
-            (sends if isinstance(op, Send) else receives).append(i)
-            if sends and receives:
-                yield from self._match(*pair, sends.popleft(), receives.popleft())
+            sent, received = self._posted[pair]
+            (sent if isinstance(op, Send) else received).append(i)
+            if sent and received:
+                yield from self._match(*pair, sent.popleft(), received.popleft())
+
+    def _length(self, chunks: Sequence[int]) -> int:
+        if self._equal:
+            return len(chunks) * self.lengths[0]
+        return sum(self.lengths[c % self.chunks] for c in chunks)
 
     def _match(self, source: int, target: int, i: int, j: int) -> Iterator[int]:
         """Hand the values of a send over to the receive that it meets."""
@@ -150,9 +159,10 @@ class Machine:
         if len(send.chunks) != len(recv.chunks):
             what = f"{words(recv)}, but rank {source} in round {self.rounds[source]} {words(send)}"
             raise PlanError(what, target, self.rounds[target], min(recv.chunks + send.chunks))
-        runs = [len(run) for run in pieces(send.chunks)]
-        self.alike &= runs == [len(run) for run in pieces(recv.chunks)]
-        self.pieces = max(self.pieces, len(runs))
+        if len(send.chunks) > 1:
+            runs = [len(run) for run in pieces(send.chunks)]
+            self.alike &= runs == [len(run) for run in pieces(recv.chunks)]
+            self.pieces = max(self.pieces, len(runs))
         receiver.values[j] = sender.values[i]
         receiver.heard |= sender.said
         end = 1 + max(self.clock[source], self.clock[target])
@@ -187,10 +197,12 @@ class Machine:
 
     def _read(self, rank: int, buf: Buffer, chunks: Sequence[int]) -> list[Value]:
         held = self.state[rank][buf]
-        for c in chunks:
-            if c not in held:
-                raise PlanError(f"reads {place(buf, c)}, which is not set yet", rank, self.rounds[rank], c)
-        return [held[c] for c in chunks]
+        try:
+            return [held[c] for c in chunks]
+        except KeyError as missing:
+            c = missing.args[0]
+            what = f"reads {place(buf, c)}, which is not set yet"
+            raise PlanError(what, rank, self.rounds[rank], c) from None
 
     def _store(self, rank: int, buf: Buffer, c: int, value: Value, reduce: Reduce) -> None:
         """Store a value, or reduce it into what is there."""
@@ -220,7 +232,7 @@ class Machine:
     def _examine(self, rank: int, ops: Round) -> None:
         """Refuse what is not a round of well-formed operations."""
         at = (rank, self.rounds[rank])
-        if not isinstance(ops, Sequence):
+        if type(ops) is not list and not isinstance(ops, Sequence):
             raise PlanError(f"yields {ops!r}, but a round is a list of operations", *at)
         for op in ops:
             if not isinstance(op, (Send, Recv, Copy)):
