@@ -134,7 +134,7 @@ def operator(op, dtype):
     return MPI.Op.Create(apply, commute=op == "user")
 
 
-FUNCTIONS = {**UFUNCS, "AVG": np.add, "user": lambda a, b: (a + b).astype(a.dtype), "ordered": compose}
+FUNCTIONS = {**UFUNCS, "AVG": np.add, "user": np.add, "ordered": compose}
 
 
 def values(rank, count, case, run):
@@ -159,5 +159,6 @@ def values(rank, count, case, run):
 def reduced(count, case, run):
     """All ranks' inputs combined in rank order."""
     inputs = [values(rank, count, case, run) for rank in range(SIZE)]
-    total = reduce(FUNCTIONS[case["op"]], inputs)
+    function, dtype = FUNCTIONS[case["op"]], inputs[0].dtype
+    total = reduce(lambda left, right: function(left, right).astype(dtype), inputs)
     return total * total.dtype.type(1 / SIZE) if case["op"] == "AVG" else total
