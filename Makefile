@@ -15,10 +15,10 @@ BENCH  ?= allreduce
 PYTEST_ARGS ?=
 
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP     := $(BIN)/python -m pip install -qq --disable-pip-version-check
 MPICOLL := $(BIN)/mpicoll
 
-.PHONY: help train test test-unit test-mpi lint docs bench peers peers-sample matrix clean
+.PHONY: help train test test-unit test-mpi lint docs bench peers peers-sample matrix cluster clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -71,6 +71,10 @@ peers-sample: $(VENV)/.dev
 # Every collective x algorithm x dtype x op x transport x count against the MPI's own, at 8 ranks too.
 matrix: $(VENV)/.dev
 	@$(MAKE) --no-print-directory test-mpi N="1 2 3 5 8" PYTEST_ARGS="--matrix -k matrix $(PYTEST_ARGS)"
+
+# Slurm and 4 hosts with their own network on this machine; needs root and Debian's or Ubuntu's packages.
+cluster: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info docs/_build .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -143,6 +143,6 @@ def launched(environ: Mapping[str, str]) -> str | None:
 def slurm_plugin(loaded: Mpi, listing: str) -> str | None:
     """The ``--mpi=`` value with which srun starts ranks of this MPI, from ``srun --mpi=list``."""
     offered = set(re.findall(r"\w+", listing.lower()))
-    # MPICH's own builds speak no PMIx
-    wanted = ["pmix"] if loaded.family == "openmpi" else ["cray_shasta", "pmi2"]
-    return next((name for name in wanted if name in offered), None)
+    # Intel MPI would need I_MPI_PMI_LIBRARY as well: its own mpiexec starts through Slurm without
+    wanted = {"openmpi": "pmix", "mpich": "pmi2", "mvapich": "pmi2", "cray": "cray_shasta"}.get(loaded.name)
+    return wanted if wanted in offered else None

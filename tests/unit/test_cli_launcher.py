@@ -94,7 +94,8 @@ def test_allocations(tmp_path):
         ("mpich", "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\n", "pmi2"),
         ("openmpi", "MPI plugin types are...\n\tnone\n\tpmi2\n", None),
         ("cray", "MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\n", "cray_shasta"),
-        ("intel", "MPI plugin types are...\n\tnone\n\tpmi2\n", "pmi2"),
+        ("mpich", "MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\n", "pmi2"),
+        ("intel", "MPI plugin types are...\n\tnone\n\tpmi2\n", None),
     ],
 )
 def test_the_plugin_srun_needs(name, listing, plugin):

@@ -1,0 +1,68 @@
+"""Several hosts: Slurm, 4 hosts with their own network addresses, 2 ranks on each, all on this machine.
+
+Needs root (network namespaces); `make cluster` runs it. The lab is described in lab/README.md.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+HOSTS = 4
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """The environment in which the lab's commands work, while the lab is up."""
+    folder = tmp_path_factory.mktemp("lab")
+    settings = {**os.environ, "LAB": str(folder), "MODE": "net"}
+    try:
+        subprocess.run([HERE / "lab/up.sh", str(HOSTS)], env=settings, check=True, timeout=300)
+        text = (folder / "env.sh").read_text()
+        yield {**os.environ, **dict(re.findall(r"^export (\w+)=(\S+)$", text, re.MULTILINE))}
+    finally:
+        subprocess.run([HERE / "lab/down.sh"], env=settings, check=True, timeout=120)
+
+
+def run(lab, *words, nodes=HOSTS):
+    """`mpicoll run` inside an allocation of 2 tasks on every host."""
+    call = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", "run", *words]
+    salloc = ["salloc", "--quiet", "-N", str(nodes), "--ntasks-per-node=2"]
+    done = subprocess.run([*salloc, *call], env=lab, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    print(done.stdout, done.stderr)
+    return done
+
+
+def test_split_rail_on_four_hosts(lab):
+    done = run(lab, HERE / "split_rail_check.py")
+    assert done.returncode == 0
+    assert re.search(r"split_rail: \d+ calls right on 8 ranks of 4 hosts", done.stdout)
+
+
+def test_the_training_job_on_four_hosts(lab, tmp_path):
+    small = ["--steps", "60", "--files", "40", "--no-plot", "--check"]
+    done = run(lab, "jobs/train_text.py", *small, "--out", tmp_path / "out", "--cache", tmp_path / "cache")
+    assert done.returncode == 0
+
+
+def test_an_allocation_is_not_oversubscribed_unless_asked(lab):
+    done = run(lab, "-n", "5", "-m", "mpi4py.bench", "helloworld", nodes=2)
+    assert done.returncode != 0 and "has room for 4" in done.stderr
+    done = run(lab, "-n", "5", "--oversubscribe", "-m", "mpi4py.bench", "helloworld", nodes=2)
+    assert done.returncode == 0 and "of 5" in done.stdout
+
+
+def test_a_failing_rank_ends_all_hosts(lab, tmp_path):
+    script = tmp_path / "fail.py"
+    script.write_text(
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 5: raise ValueError('one rank fails')\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+    )
+    done = run(lab, script)
+    assert done.returncode != 0 and "ValueError: one rank fails" in done.stderr
