@@ -1,0 +1,183 @@
+"""How a call is served: built, checked, chosen, run.  Three forms, one way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from mpi4py import MPI
+
+from . import record
+from .algorithms import NATIVE, get
+from .algorithms.registry import Function
+from .calls import BUILDERS, Call
+from .cutting import slices_for
+from .requests import nonblocking, persistent
+from .select import Choice
+from .state import BLOCKING, LANES, State
+
+Asked = str | Function | None
+
+
+def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) -> None:
+    """A blocking call."""
+    began = perf_counter() if record.timed else 0.0
+    call, choice, alike = _prepare(state, name, asked, arguments)
+    native = choice.algorithm == NATIVE
+    if native:
+        getattr(MPI.Intracomm, name)(comm, *call.arguments)
+    else:
+        program = state.program(call, choice, alike, BLOCKING)
+        for function in call.prelude(native=False, again=False):
+            function()
+        with _breaking(state):
+            program.run()
+    for function in call.finale(native=native):
+        function()
+    elapsed = perf_counter() - began if record.timed else 0.0
+    record.note(call.problem.collective, choice.algorithm, call.problem.nbytes, elapsed)
+
+
+def begin(
+    comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: tuple[Any, ...]
+) -> MPI.Request:
+    """A non-blocking call."""
+    call, choice, alike = _prepare(state, name, asked, arguments)
+    form = f"I{name.lower()}"
+    lane = state.issued % LANES
+    if choice.algorithm == NATIVE or (not state.threaded and asked is None and call.native):
+        choice = replace(choice, entry=get(call.problem.collective, NATIVE))
+        function = partial(getattr(MPI.Intracomm, form), comm, *call.arguments)
+        record.note(call.problem.collective, NATIVE, call.problem.nbytes)
+        if not call.finale(native=True):
+            return function()
+        program: Any = NativeRun(function, form)
+    else:
+        record.note(call.problem.collective, choice.algorithm, call.problem.nbytes)
+        program = state.program(call, _on_lane(state, choice, lane + 1), alike, lane + 1)
+    native = choice.algorithm == NATIVE
+    state.issued += 1
+    prelude, finale = call.prelude(native=native, again=False), call.finale(native=native)
+    request = nonblocking(
+        program,
+        state.lanes[lane],
+        prelude,
+        finale,
+        state.patience,
+        threaded=state.threaded,
+        failed=partial(_break, state),
+    )
+    request.call = call  # keeps the buffers alive
+    return request
+
+
+def prepare(
+    comm: MPI.Intracomm, state: State, name: str, asked: Asked, info: MPI.Info, arguments: tuple[Any, ...]
+) -> MPI.Prequest:
+    """A persistent call."""
+    call, choice, alike = _prepare(state, name, asked, arguments)
+    own = getattr(MPI.Intracomm, f"{name}_init", None)
+    native = choice.algorithm == NATIVE or (
+        not state.threaded and asked is None and call.native and own is not None
+    )
+    if native:
+        choice = replace(choice, entry=get(call.problem.collective, NATIVE))
+        if own is not None and not call.finale(native=True):
+            record.note(call.problem.collective, NATIVE, call.problem.nbytes)
+            return own(comm, *call.arguments, info)
+        form = f"I{name.lower()}"
+        program: Any = NativeRun(partial(getattr(MPI.Intracomm, form), comm, *call.arguments), form)
+        lane = 0
+    else:
+        lane = LANES + 1 + state.persistent
+        program = state.compile(call, _with_slots(state, choice, lane), alike, lane)
+    state.persistent += 1
+    request = persistent(
+        program,
+        call.prelude(native=native, again=True),
+        call.finale(native=native),
+        state.patience,
+        threaded=state.threaded,
+        note=partial(record.note, call.problem.collective, choice.algorithm, call.problem.nbytes),
+        failed=partial(_break, state),
+        freed=partial(state.release, lane),
+    )
+    request.call = call
+    return request
+
+
+class NativeRun:
+    """The MPI's own non-blocking collective with the face of a program.
+
+    For calls that have something left to do at the end: unpack, or divide.
+    """
+
+    users = 0
+
+    def __init__(self, function: Callable[[], MPI.Request], title: str) -> None:
+        self.function, self.title = function, title
+
+    def start(self) -> None:
+        """Begin a run."""
+        self.request = self.function()
+
+    def advance(self) -> bool:
+        """Whether it has ended."""
+        return self.request.Test()
+
+    def describe(self) -> str:
+        """What it waits for."""
+        return f"{self.title} of the MPI"
+
+    def free(self) -> None:
+        """Nothing to free."""
+
+
+def _prepare(state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) -> tuple[Call, Choice, bool]:
+    state.usable()
+    call = BUILDERS[name](state.at, *arguments)
+    if state.checks:
+        state.check(call, name)
+    choice, alike = state.choose(call, asked)
+    return call, choice, alike
+
+
+def _on_lane(state: State, choice: Choice, lane: int) -> Choice:
+    """Without staging slots for the lane, which all ranks know, messages serve."""
+    if choice.transport != "window" or (state.near is not None and lane < state.near.lanes):
+        return choice
+    return _by_messages(state, choice)
+
+
+def _with_slots(state: State, choice: Choice, lane: int) -> Choice:
+    """Reserve staging slots for a persistent call.  Its making is collective, so the ranks can agree."""
+    if choice.transport != "window" or state.near is None:
+        return choice
+    room = state.near.reserve(lane) is not None
+    if state.private.allreduce(room, MPI.LAND):
+        return choice
+    state.near.release(lane)
+    return _by_messages(state, choice)
+
+
+def _by_messages(state: State, choice: Choice) -> Choice:
+    slices = slices_for(choice.entry, choice.nbytes, state.size, state.nodes)
+    return replace(choice, transport="mpi", slices=slices)
+
+
+@contextmanager
+def _breaking(state: State) -> Any:
+    """Whatever ends a run early leaves messages behind."""
+    try:
+        yield
+    except BaseException as error:
+        _break(state, error)
+        raise
+
+
+def _break(state: State, error: BaseException) -> None:
+    state.broken = f"{type(error).__name__}: {error}"

@@ -1,0 +1,250 @@
+"""What a communicator of ours carries: its private twin, its rules, its programs.
+
+The state hangs on the MPI handle as an attribute, so every Python object for one handle shares it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from . import verify
+from .algorithms import NATIVE, Algorithm, get
+from .algorithms.registry import Function
+from .calls import Call, Place
+from .errors import ArgumentError, MismatchError
+from .execute import Patience, Program
+from .progress import Operation, at_exit
+from .select import Choice, Selection, Setting
+from .transport import arena as arenas
+from .transport.mpi import WIDTH, compile_messages
+from .transport.window import Neighbours, compile_window
+
+LANES = 8  # non-blocking calls in flight at once; further ones queue
+KEPT = 64  # programs kept per communicator
+BLOCKING = 0
+
+
+class State:
+    """The state of one communicator.
+
+    Parameters
+    ----------
+    comm
+        The user's communicator.  Making the state is collective over it.
+    parent
+        The state of the communicator it was derived from, whose node map and arena it shares.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, parent: State | None = None) -> None:
+        self.private = MPI.Intracomm(comm).Dup()
+        self.rank, self.size = self.private.rank, self.private.size
+        self.at = Place(self.private, self.rank, self.size)
+        self.threaded = self.private.allreduce(MPI.Query_thread(), MPI.MIN) == MPI.THREAD_MULTIPLE
+        self.homes = self._find_homes(parent)
+        places = sorted(set(self.homes), key=self.homes.index)
+        self.nodes = [[r for r, home in enumerate(self.homes) if home == place] for place in places]
+        self.near = self._find_neighbours(parent)
+        self.selection = Selection(Setting(self.size, self.nodes, self.near is not None))
+        self.checks = os.environ.get("MPICOLL_CHECK", "0") not in ("", "0")
+        here = len(self.nodes[places.index(self.homes[self.rank])])
+        self.patience = Patience(spins=2000 if here <= _cores() else 20)
+        self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.lanes: list[deque[Operation]] = [deque() for _ in range(LANES)]
+        self.issued = 0  # non-blocking calls
+        self.persistent = 0  # persistent calls made
+        self.broken: str | None = None
+        self._admitted: dict[tuple[Any, ...], tuple[Algorithm, bool]] = {}
+        limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+        self._tags = (limit + 1) // WIDTH * WIDTH
+        at_exit(self)
+
+    def _find_homes(self, parent: State | None) -> list[tuple[int, ...]]:
+        """For every rank, something that its node's ranks have in common."""
+        if parent is not None:
+            ranks = MPI.Group.Translate_ranks(self.private.Get_group(), None, parent.private.Get_group())
+            return [parent.homes[r] for r in ranks]
+        node = self.private.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = node
+        return [(leader,) for leader in self.private.allgather(node.bcast(self.rank))]
+
+    def _find_neighbours(self, parent: State | None) -> Neighbours | None:
+        """The shared window, where all ranks are on one node and have room for a staging slot."""
+        if len(self.nodes) > 1 or self.size == 1:
+            return None
+        if parent is not None and parent.near is not None:
+            arena = parent.near.arena
+        else:
+            arena = arenas.create(self._node if parent is None else self.private)
+        if arena is None:
+            return None
+        ranks = list(MPI.Group.Translate_ranks(self.private.Get_group(), None, arena.group))
+        near = Neighbours(arena, ranks)
+        lanes = 0
+        while lanes <= LANES and near.reserve(lanes):
+            lanes += 1
+        near.lanes = self.private.allreduce(lanes, MPI.MIN)
+        if not near.lanes:
+            near.free()
+            return None
+        return near
+
+    def choose(self, call: Call, algorithm: str | Function | None) -> tuple[Choice, bool]:
+        """What serves a call, and whether its messages are cut alike at both ends."""
+        problem, reducer = call.problem, call.problem.reducer
+        alike = algorithm is None or self._admit(problem.collective, algorithm, problem.root)[1]
+        commutative = reducer is None or reducer.commutative
+        choice = self.explain(
+            problem.collective, problem.nbytes, commutative, call.native, algorithm, problem.root
+        )
+        return choice, alike
+
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        commutative: bool,
+        native: bool,
+        algorithm: str | Function | None,
+        root: int = 0,
+    ) -> Choice:
+        """What would serve a call."""
+        entry = None if algorithm is None else self._admit(collective, algorithm, root)[0]
+        try:
+            return self.selection.choose(
+                collective, nbytes, commutative=commutative, native=native, algorithm=entry
+            )
+        except ValueError as error:
+            raise ArgumentError(f"algorithm: {error}") from error
+
+    def _admit(self, collective: str, algorithm: str | Function, root: int) -> tuple[Algorithm, bool]:
+        """An algorithm that was asked for: a registered name, or a function that is verified first."""
+        key = collective, algorithm, root
+        if key not in self._admitted:
+            try:
+                entry = get(collective, algorithm)
+                alike = True
+                if entry.name != NATIVE and entry is not _registered(collective, entry.name):
+                    entry = verify.admit(collective, entry.function, self.size, root=root, nodes=self.nodes)
+                    alike = verify.check(entry, self.size, root=root, nodes=self.nodes).alike
+            except ValueError as error:
+                raise ArgumentError(f"algorithm: {error}") from error
+            self._admitted[key] = entry, alike
+        return self._admitted[key]
+
+    def program(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
+        """The program for a call, compiled if it is the first of its kind.  Never communicates."""
+        key = (lane, choice.entry, choice.transport, choice.slices, choice.segments, *call.problem.key)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.compile(call, choice, alike, lane)
+            self.programs[key] = program
+            if len(self.programs) > KEPT:
+                self._evict()
+        else:
+            self.programs.move_to_end(key)
+        return program
+
+    def _evict(self) -> None:
+        """Free the program that has not been used for longest and is not in use.  Local."""
+        for key, program in self.programs.items():
+            if not program.users:
+                program.free()
+                del self.programs[key]
+                return
+
+    def compile(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
+        """Compile a program for a call.  Never communicates."""
+        problem, entry, tag = call.problem, choice.entry, lane * WIDTH % self._tags
+        if choice.transport == "window" and self.near is not None:
+            near = self.near
+            return compile_window(
+                problem, entry, self.private, tag, self.patience, near, lane, slices=choice.slices
+            )
+        return compile_messages(
+            problem,
+            entry,
+            self.private,
+            tag,
+            self.patience,
+            segments=choice.segments,
+            slices=choice.slices,
+            alike=alike,
+            nodes=self.nodes,
+        )
+
+    def check(self, call: Call, form: str) -> None:
+        """With `MPICOLL_CHECK=1`: compare what the ranks are about to do."""
+        mine = form, *call.problem.signature
+        everybody = self.private.allgather(mine)
+        odd = [r for r, other in enumerate(everybody) if other != everybody[0]]
+        if odd:
+            told = "; ".join(f"rank {r} {_told(everybody[r])}" for r in (0, *odd[:4]))
+            raise MismatchError(
+                f"the ranks call different collectives: ranks {odd} differ from rank 0 ({told})"
+            )
+
+    def release(self, lane: int) -> None:
+        """Give the staging slots of a persistent call back.  Local."""
+        if self.near is not None:
+            self.near.release(lane)
+
+    def usable(self) -> None:
+        """Raise if an earlier error left messages behind."""
+        if self.broken:
+            raise ArgumentError(
+                f"this communicator cannot be used since an error in it: {self.broken}", MPI.ERR_COMM
+            )
+
+    def free(self) -> None:
+        """Free all programs and give shared memory back.  Local."""
+        for program in self.programs.values():
+            program.free()
+        self.programs.clear()
+        if self.near is not None:
+            self.near.free()
+
+
+def _registered(collective: str, name: str) -> Algorithm | None:
+    """The registered algorithm of that name, None if there is none."""
+    try:
+        return get(collective, name)
+    except ValueError:
+        return None
+
+
+def _told(signature: Sequence[Any]) -> str:
+    form, collective, counts, itemsize, op, root = signature
+    shown = counts[0] if len(counts) == 1 else list(counts[:8])
+    words = [f"{form}: count {shown}", f"{itemsize} bytes each"]
+    if op:
+        words.append(f"{op[0]} of {op[1]}")
+    return ", ".join([*words, f"root {root}"])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_keyvals: list[int] = []  # one, made when it is first needed
+
+
+def attach(comm: MPI.Intracomm, state: State) -> None:
+    """Hang a state on an MPI handle."""
+    if not _keyvals:
+        _keyvals.append(MPI.Comm.Create_keyval())  # without a copy function: Dup does not pass it on
+    comm.Set_attr(_keyvals[0], state)
+
+
+def attached(comm: MPI.Intracomm) -> State | None:
+    """The state that hangs on an MPI handle."""
+    return comm.Get_attr(_keyvals[0]) if _keyvals and comm != MPI.COMM_NULL else None
+
+
+def detach(comm: MPI.Intracomm) -> None:
+    """Take the state off an MPI handle."""
+    comm.Delete_attr(_keyvals[0])

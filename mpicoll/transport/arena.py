@@ -1,0 +1,157 @@
+"""Memory that all ranks of a node can load from and store to.
+
+One arena is made with a communicator whose ranks share a node, and every communicator derived from it
+uses the same one.  Each rank owns a segment and hands out parts of it by itself: where a part lies is
+published by whoever sends from it, so nobody else needs to know the order of allocations.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from math import prod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays import address_of, aligned_empty, host_view
+
+ALIGNMENT = 64
+DEFAULT_NBYTES = 256 << 20
+LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
+RESERVE = 16  # arrays leave this part of a segment (one of 16) to staging slots and tables
+SHM = "/dev/shm"
+
+
+def segment_nbytes(ranks: int, free: int | None, wanted: int | None) -> int:
+    """Bytes of a rank's segment: what was asked for, within half of the room in shared memory.
+
+    Parameters
+    ----------
+    ranks
+        Ranks on the node.
+    free
+        Free bytes in shared memory, None where that is unknown.
+    wanted
+        `MPICOLL_ARENA`, None where it is not set.
+
+    Returns
+    -------
+    int
+        0 where the room is too small to be useful.
+    """
+    nbytes = DEFAULT_NBYTES if wanted is None else wanted
+    if free is not None:
+        nbytes = min(nbytes, free // 2 // ranks)
+    return 0 if nbytes < LEAST_NBYTES else nbytes // 4096 * 4096
+
+
+def shared_memory_free() -> int | None:
+    """Free bytes in the file system that holds shared windows."""
+    try:
+        stat = os.statvfs(SHM)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def create(node: MPI.Intracomm) -> Arena | None:
+    """Make the arena of a node.  Collective over `node`; every rank gets one or none does.
+
+    The room is checked first: an MPI that runs out of shared memory does not fail, it crashes on
+    first touch (MPICH) or hangs one rank (Open MPI).
+    """
+    asked = os.environ.get("MPICOLL_ARENA")
+    nbytes = segment_nbytes(node.size, shared_memory_free(), None if asked is None else int(asked))
+    nbytes = node.allreduce(nbytes, MPI.MIN)
+    if node.size == 1:
+        return None
+    if not nbytes:
+        if node.rank == 0 and (asked is None or int(asked)):
+            need = node.size * LEAST_NBYTES * 2 >> 20
+            warnings.warn(
+                f"mpicoll: {SHM} has too little room for a shared window (expected {need} MiB free for "
+                f"{node.size} ranks); ranks of this node exchange messages instead. In a container, start it "
+                "with a larger --shm-size",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
+    return Arena(node, nbytes)
+
+
+class Arena:
+    """A node's shared window, and this rank's allocator of its own segment.
+
+    Never freed before the MPI ends: arrays may outlive every communicator, and reading a freed window
+    is a crash.
+    """
+
+    def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
+        self.window = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
+        self.window.Lock_all()  # an epoch, or MPICH refuses Sync
+        self.rank = node.rank
+        self.group = node.Get_group()
+        self.nbytes = nbytes
+        memories = [self.window.Shared_query(r)[0] for r in range(node.size)]
+        self.segments = [np.frombuffer(memory, np.uint8, nbytes) for memory in memories]
+        self.address = address_of(self.segments[self.rank])
+        self._free = [(0, nbytes)]  # (start, stop), sorted
+
+    def sync(self) -> None:
+        """Order this rank's loads and stores with those of its neighbours."""
+        self.window.Sync()
+
+    def allocate(self, nbytes: int) -> int | None:
+        """Offset of a free part of this rank's segment, first fit; None where there is none."""
+        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        for i, (start, stop) in enumerate(self._free):
+            if stop - start >= need:
+                self._free[i : i + 1] = [(start + need, stop)] if stop - start > need else []
+                return start
+        return None
+
+    def release(self, start: int, nbytes: int) -> None:
+        """Give a part back and join it with its free neighbours."""
+        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        parts = sorted([*self._free, (start, start + need)])
+        self._free = parts[:1]
+        for a, b in parts[1:]:
+            if a == self._free[-1][1]:
+                self._free[-1] = (self._free[-1][0], b)
+            else:
+                self._free.append((a, b))
+
+    def find(self, data: np.ndarray) -> int | None:
+        """Offset of bytes that lie in this rank's segment, None for all others."""
+        offset = address_of(data) - self.address
+        return offset if 0 <= offset <= self.nbytes - data.size else None
+
+    def view(self, rank: int, offset: int, nbytes: int) -> np.ndarray:
+        """Bytes of another rank's segment."""
+        return self.segments[rank][offset : offset + nbytes]
+
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray | None:
+        """An uninitialised array in this rank's segment, given back when its last view is gone."""
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        nbytes = prod(shape) * dtype.itemsize
+        room = sum(stop - start for start, stop in self._free) - self.nbytes // RESERVE
+        offset = self.allocate(nbytes) if nbytes <= room else None
+        if offset is None:
+            return None
+        whole = host_view(self.address + offset, nbytes)
+        weakref.finalize(whole, self.release, offset, nbytes).atexit = False
+        return whole.view(dtype).reshape(shape)
+
+
+def empty(arena: Arena | None, shape: Any, dtype: Any) -> np.ndarray:
+    """An array in the arena, or an ordinary one on a cache line where there is no arena or no room."""
+    array = arena.empty(shape, dtype) if arena else None
+    if array is None:
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        array = aligned_empty(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array
