@@ -20,7 +20,7 @@ the result. `IN` is the caller's send buffer, for the few plans that need it aft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
@@ -149,7 +149,10 @@ def pieces(chunks: Iterable[int]) -> list[range]:
 
 
 def on(
-    group: Sequence[int] | None, plan: Iterable[Iterable[Op]], chunks: Sequence[Chunks] | None = None
+    group: Sequence[int] | None,
+    plan: Iterable[Iterable[Op]],
+    chunks: Sequence[Chunks] | None = None,
+    scratch: Callable[[int], int] | None = None,
 ) -> Plan:
     """Run a plan for ranks 0..len(group)-1 on the ranks in `group`, and on other chunks.
 
@@ -160,15 +163,18 @@ def on(
     plan
         The plan to rename.
     chunks
-        `chunks[i]`, one chunk or many, takes the place of chunk i; None leaves the chunks alone.
-        Chunks of `TMP` are never renamed.
+        `chunks[i]`, one chunk or many, takes the place of chunk i of `IN` and `OUT`; None leaves them alone.
+    scratch
+        `scratch(i)` takes the place of chunk i of `TMP`; None leaves them alone.
     """
 
     def peer(rank: int) -> int:
         return rank if group is None else group[rank]
 
     def place(buf: Buffer, old: tuple[int, ...]) -> tuple[int, ...]:
-        if chunks is None or buf == TMP:
+        if buf == TMP:
+            return old if scratch is None else tuple(map(scratch, old))
+        if chunks is None:
             return old
         return tuple(new for c in old for new in _tuple(chunks[c]))
 
@@ -209,13 +215,18 @@ def together(*plans: Iterable[Iterable[Op]]) -> Plan:
         yield [op for ops in rounds for op in ops]
 
 
-def sliced(plans: Iterable[Iterable[Iterable[Op]]], chunks: int) -> Plan:
+def sliced(plans: Sequence[Iterable[Iterable[Op]]], chunks: int) -> Plan:
     """Run plans on successive slices of the vector, each one round after the one before.
 
     One slice is on the wire while another is reduced. Slice i is the chunks `i*chunks` to
-    `(i+1)*chunks - 1` of the whole.
+    `(i+1)*chunks - 1` of the whole. Where rounds of different ranks do not align, a slice may wait for
+    another: verify what comes out.
     """
-    late: list[list[Round]] = []
-    for i, plan in enumerate(plans):
-        late.append([[]] * i + list(on(None, plan, range(i * chunks, (i + 1) * chunks))))
-    return together(*late)
+
+    def slice_of(i: int, plan: Iterable[Iterable[Op]]) -> list[Round]:
+        def scratch(c: int) -> int:  # a place as long as before, apart from the other slices' places
+            return c // chunks * chunks * len(plans) + i * chunks + c % chunks
+
+        return [[]] * i + list(on(None, plan, range(i * chunks, (i + 1) * chunks), scratch))
+
+    return together(*(slice_of(i, plan) for i, plan in enumerate(plans)))

@@ -69,12 +69,16 @@ def halving_swing(rank: int, size: int) -> Plan:
 
 
 def folded(core: Callable[[int, int], Plan], rank: int, size: int, chunks: Chunks) -> Plan:
-    """Run a 2^k `core` on any P: neighbours fold into one and unfold. Keeps operand order."""
+    """Run a 2^k `core` on any P: neighbours fold into one and unfold. Keeps operand order.
+
+    A rank that sits out the core has empty rounds meanwhile, so that slices of the plan stay in step.
+    """
     half = power_of_two_below(size)
     extra = size - half
     group = [2 * v + 1 if v < extra else v + extra for v in range(half)]
     if rank < 2 * extra and rank % 2 == 0:
         yield [Send(rank + 1, chunks)]
+        yield from ([] for _ in core(0, half))
         yield [Recv(rank + 1, chunks)]
         return
     if rank < 2 * extra:

@@ -113,7 +113,8 @@ class Algorithm:
 
 def _call(function: Callable[..., Any], **values: object) -> Any:
     """Call a function with those of `values` that it names."""
-    return function(**{name: values[name] for name in inspect.signature(function).parameters})
+    names = inspect.signature(function).parameters
+    return function(**{name: value for name, value in values.items() if name in names})
 
 
 registry: dict[str, dict[str, Algorithm]] = {
