@@ -190,7 +190,8 @@ def run_case(comms, collective, case):
             call.check(run, call.recv, f"run {run}")
             assert untouched(call.pools[1], call.recv), f"run {run} wrote outside recvbuf"
             assert collective == "bcast" or call.send.tobytes() == given, f"run {run} wrote to sendbuf"
-    if case["algorithm"]:
+    # a native persistent request is the MPI's, which does not tell us of its starts
+    if case["algorithm"] and (case["algorithm"], case["form"]) != ("native", "persistent"):
         assert served(collective, case["algorithm"]) == before + RUNS, "another algorithm served"
     if collective != "barrier" and native(case.get("op"), case["dtype"]):
         send, recv = np.empty_like(call.send), np.empty_like(call.recv)
@@ -256,4 +257,4 @@ def test_same_bits(comms, collective, algorithm, dtype):
     for transport in ("mpi", "window"):
         assert len({bits for each, bits in results if each == transport}) == 1, "runs differ"
     if collective == "allreduce" and algorithm != "native":
-        assert len(set(WORLD.allgather(results))) == 1, "ranks differ"
+        assert len(set(WORLD.allgather(tuple(results)))) == 1, "ranks differ"
