@@ -18,7 +18,7 @@ from .trace import Message, Trace, Value, ranks_of, runs_in_words
 __all__ = ["ASCII", "svg", "text"]
 
 # For terminals without Unicode: `text(trace).translate(ASCII)`.
-ASCII: Final = str.maketrans(dict(zip("─│┼▶⊕·→✗", "-|+>+.>x", strict=True)))
+ASCII: Final = str.maketrans(dict(zip("─│┼▶⊕·→✗×", "-|+>+.>xx", strict=True)))
 
 
 RULE: Final = "─"
@@ -185,7 +185,7 @@ def _heading(trace: Trace) -> list[str]:
     report = trace.report
     if report is not None:
         most = float(max(report.volumes))
-        volume = f", the busiest rank sends {most:.4g} times the vector" if most else ""
+        volume = f", the busiest rank sends {most:.4g} × the vector" if most else ""
         lines.append(f"{_plural(report.rounds, 'round')}, {_plural(report.messages, 'message')}{volume}")
         if trace.collective in REDUCTIONS:
             order = "keeps operand order" if report.ordered else "commutative operators only"

@@ -102,7 +102,7 @@ class Report:
 
     rounds: int
     sent: int
-    volumes: tuple[Fraction, ...]
+    volumes: tuple[Fraction, ...] = field(repr=False)
     messages: int
     pieces: int
     fanout: int

@@ -78,11 +78,11 @@ register("bcast")(bcast.binary)
 register("bcast", chunks=1)(bcast.direct)
 
 register("reduce", commutative=True, chunks=1)(reduce.binomial)
-register("reduce", chunks=1)(reduce.ordered)
 register("reduce", commutative=True)(reduce.circulant)
 register("reduce", commutative=True)(reduce.chain)
 register("reduce", commutative=True)(reduce.binary)
 register("reduce", chunks=1)(reduce.direct)
+register("reduce", chunks=1)(reduce.ordered)
 
 register("alltoall")(alltoall.pairwise)
 register("alltoall")(alltoall.direct)

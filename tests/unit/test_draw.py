@@ -1,7 +1,9 @@
 """Pictures of plans, from Python and from the command line."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +17,7 @@ from mpicoll.verify import trace
 
 RING = """\
 allreduce ring on 3 ranks
-4 rounds, 12 messages, the busiest rank sends 1.333 times the vector
+4 rounds, 12 messages, the busiest rank sends 1.333 × the vector
 commutative operators only, the same bits on every rank
 
         │ rank 0         │ rank 1         │ rank 2
@@ -38,6 +40,9 @@ round 4 │ 2 ─▶ 1         │ 0 ─▶ 2         │ 1 ─▶ 0
 2 ─▶ 3: chunk 2 goes to rank 3, which stores it (>); ─⊕: reduces it (+).
 Cells: the ranks whose contributions a chunk holds; 3-1 is 3, ..., 0, 1.
 """
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted([*(DOCS / "algorithms").glob("*.md"), DOCS / "adding-an-algorithm.md"])
 
 DRAWN = [
     (entry, size)
@@ -114,7 +119,7 @@ def test_a_broken_plan_is_drawn_up_to_its_fault():
     picture = trace(Algorithm("allreduce", "broken", twice_round, True), 4)
     lines = text(picture).splitlines()
     assert lines[-1] == "✗ rank 1, round 4, chunk 1: counts the contribution of rank 1 twice"
-    assert "round 4" in lines[-6] and "!1 " in lines[-5].split("│")[2]
+    assert "round 4" in lines[-7] and "!1 " in lines[-6].split("│")[2]
     assert 'class="cell broken"' in svg(picture) and "twice" in svg(picture)
 
 
@@ -218,3 +223,38 @@ def test_ordered_reductions_are_told_from_others():
         yield [Send(peer, 0), Recv(peer, 0, reduce=LEFT if peer < rank else RIGHT)]
 
     assert "keeps operand order" in text(trace(Algorithm("allreduce", "swap", swap, cut=1), 2))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_show_what_is_drawn(page, tmp_path, monkeypatch):
+    """Refresh a page by running its commands again."""
+    words = page.read_text()
+    monkeypatch.chdir(tmp_path)
+    program = re.search(r"```python\n(.*?)```", words, re.DOTALL)
+    if program:
+        Path("mine.py").write_text(program[1])
+    for arguments, shown in re.findall(r"\$ mpicoll draw ([^\n]*)\n(.*?)```", words, re.DOTALL):
+        assert draw(*arguments.split()).output == shown, f"mpicoll draw {arguments}"
+
+
+def test_pages_list_every_algorithm():
+    for collective, entries in registry.items():
+        page = (DOCS / "algorithms" / f"{collective}.md").read_text()
+        listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+        assert listed == [name for name in entries if name != "native"]
+
+
+def test_the_page_on_adding_an_algorithm_holds(tmp_path, monkeypatch):
+    words = (DOCS / "adding-an-algorithm.md").read_text()
+    mine, verify, use, named = re.findall(r"```python\n(.*?)```", words, re.DOTALL)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(mine)
+    monkeypatch.setitem(registry, "allreduce", dict(registry["allreduce"]))
+    exec(verify, {})
+    exec(named, {})
+    assert trace(get("allreduce", "doubling"), 8).error is None
+    broken = tmp_path / "broken.py"
+    broken.write_text(mine.replace("if 2 * hop + 2 < size:", "if True:"))
+    fault = re.search(r"^✗ .*\n", words, re.MULTILINE)[0]
+    assert draw("allreduce", f"{broken}:both_ways", "-P", 4).output.endswith(fault)
+    compile(use, "use.py", "exec")
