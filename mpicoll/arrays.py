@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from . import dlpack
 from .errors import ArgumentError
 
 _NAMES = {
@@ -115,10 +116,9 @@ def _from_object(source: Any, name: str, writable: bool) -> Buffer:
     if hasattr(source, "__cuda_array_interface__"):
         return _from_cuda(source, name, writable)
     if hasattr(source, "__dlpack__"):
-        array = np.from_dlpack(source)  # read-only in its older protocol, whatever the owner says
-        if not array.flags.writeable and array.flags.c_contiguous:
-            array = host_view(address_of(array), array.nbytes).view(array.dtype)
-        return _from_array(array, name, writable)
+        array = dlpack.view(source)
+        if array is not None:
+            return _from_array(array, name, writable)
     expected = "an array, an object with a buffer, or [data, count, type]"
     raise ArgumentError(f"{name}: got {type(source).__name__}, expected {expected}", MPI.ERR_BUFFER)
 

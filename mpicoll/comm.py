@@ -62,12 +62,15 @@ class Intracomm(MPI.Intracomm):
     _state: State | None = None
     _quick: dict[str, int] = {}
 
-    def __init__(self, comm: MPI.Intracomm, *, _parent: State | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._setup(None)
+
+    def _setup(self, parent: State | None) -> None:
         if self == MPI.COMM_NULL or self.Is_inter():
             raise ArgumentError("comm: expected an intracommunicator that is not null", MPI.ERR_COMM)
         state = attached(self)
         if state is None:
-            state = State(self, _parent)
+            state = State(self, parent)
             attach(self, state)
         self._adopt(state)
 
@@ -375,7 +378,9 @@ class Intracomm(MPI.Intracomm):
     def _derive(self, comm: MPI.Intracomm) -> Intracomm:
         if comm == MPI.COMM_NULL:
             return comm
-        return type(self)(comm, _parent=self._state or self._find_state())
+        derived = type(self).__new__(type(self), comm)
+        derived._setup(self._state or self._find_state())
+        return derived
 
     # -- serving ----------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ class Engine:
     def bell(self) -> MPI.Intracomm:
         """The communicator on which persistent calls ring: this process alone."""
         if self.doorbell is None:
-            self.doorbell = MPI.COMM_SELF.Dup()
+            self.doorbell = MPI.Intracomm(MPI.COMM_SELF).Dup()
         return self.doorbell
 
     def stop(self) -> None:
