@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mpicoll import algorithms
+from mpicoll import algorithms, verify
 from mpicoll.cli import results
 
 RUN = (sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet")
@@ -50,11 +50,13 @@ class Size(click.ParamType):
 
 
 def sizes(first: int, last: int, factor: int) -> list[int]:
-    """From the first to the last, each `factor` times the one before."""
+    """From the first, each `factor` times the one before, and the last."""
     found = []
     while first <= last:
         found.append(first)
         first *= factor
+    if found and found[-1] != last:
+        found.append(last)
     return found
 
 
@@ -76,17 +78,19 @@ def candidates(names: list[str], memory: str) -> list[dict[str, Any]]:
     return chosen
 
 
-def check(collective: str, names: list[str], ranks: int) -> None:
-    """Refuse, before anything is launched, what no launch could run."""
+def check(collective: str, names: list[str], ranks: int, root: int) -> None:
+    """Refuse, before anything is launched, what no launch could run; verify the user's own."""
+    nodes = [list(range(ranks))]
     for name in names:
         if name in ("auto", results.BASE):
             continue
         try:
-            algorithm = algorithms.get(collective, algorithms.load(name) if ":" in name else name)
-            unmet = algorithm.unmet(ranks, nodes=[list(range(ranks))])
-        except (ValueError, OSError, ImportError, AttributeError) as exc:
-            raise click.UsageError(str(exc)) from exc
-        if unmet:
+            algorithm = algorithms.get(collective, name)
+            if name not in algorithms.registry[collective]:
+                algorithm = verify.admit(collective, algorithms.load(name), ranks, root=root, nodes=nodes)
+        except (ValueError, OSError, SyntaxError, ImportError, AttributeError) as exc:
+            raise click.UsageError(f"algorithm {name}: {exc}") from exc
+        if unmet := algorithm.unmet(ranks, nodes=nodes):
             raise click.UsageError(f"{collective} {algorithm.name} cannot serve {ranks} ranks: {unmet}")
 
 
@@ -259,7 +263,7 @@ def command(
         if root >= ranks:
             raise click.UsageError(f"root {root} is no rank of {ranks}")
         asked = wanted(names, own)
-        check(collective, asked, ranks)
+        check(collective, asked, ranks, root)
         swept = [8] if call_overhead else [0] if collective == "barrier" else sizes(first, last, factor)
         if not swept:
             raise click.UsageError("no size: --from is larger than --to")

@@ -11,6 +11,7 @@ each time in another order, so that whatever else the machine does meets all of 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
@@ -37,7 +38,7 @@ class Candidate:
     label
         Its name in tables.
     ran
-        The algorithms that served, as counted by the communicator.
+        The algorithm that served, as counted by the communicator, and its transport.
     trouble
         Why it cannot serve here; None where it can.
     """
@@ -65,6 +66,8 @@ class Candidate:
         after = _counts(self.work.collective)
         served = [name for name in after if after[name] != before.get(name, 0)]
         self.ran = "native" if self.native else "+".join(served)
+        if self.ran != "native":
+            self.ran += f"/{self.work.transport(size, self.algorithm)}"
         self.wrong += self.work.wrong(size, turn)
 
     def iterate(self, size: int, turn: int) -> int:
@@ -124,11 +127,16 @@ def sweep(spec: dict[str, Any], plain: MPI.Intracomm, ours: mpicoll.Intracomm) -
             memory[kind] = work.allocate(max(sizes), place[kind])
         work.use(memory[kind])
         works[native, kind] = work
+    shared = all(in_window(array) for array in memory.get("window", {}).values())
+    shared = plain.allreduce(shared, op=MPI.LAND)
     end = perf_counter_ns() + spec["seconds"] * 1e9
     for index, size in enumerate(sizes):
         # what small sizes leave of their share goes to the large ones
         share = plain.bcast((end - perf_counter_ns()) * 1e-9 / (len(sizes) - index))
         candidates = [Candidate(each, works[each["native"], each["memory"]]) for each in spec["candidates"]]
+        for candidate, each in zip(candidates, spec["candidates"], strict=True):
+            if each["memory"] == "window" and not shared:
+                candidate.trouble = "the ranks have no shared window, or no room in it (see MPICOLL_ARENA)"
         first = spec["launch"] % len(candidates)
         turned = candidates[first:] + candidates[:first]
         able, times = measure(plain, turned, size, share, spec["iters"])
@@ -141,6 +149,13 @@ def sweep(spec: dict[str, Any], plain: MPI.Intracomm, ours: mpicoll.Intracomm) -
             "wrong": {c.label: c.wrong for c in able},
             "trouble": {c.label: c.trouble for c in candidates if c.trouble is not None},
         }
+
+
+def in_window(array: np.ndarray) -> bool:
+    """Whether memory is not NumPy's own: `comm.empty` gives ordinary arrays where there is no window."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.base is not None
 
 
 def overhead(plain: MPI.Intracomm, ours: mpicoll.Intracomm) -> dict[str, Any]:
@@ -175,6 +190,9 @@ def main() -> None:
     """Measure what the specification in the first argument says."""
     spec = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
+    if any(each["memory"] == "window" for each in spec["candidates"]):
+        room = (2 * max(spec["sizes"]) + (32 << 20)) * 16 // 15
+        os.environ.setdefault("MPICOLL_ARENA", str(max(room, 256 << 20)))
     plain, ours = world.Dup(), mpicoll.Intracomm(world)
     lines = iter([overhead(plain, ours)]) if spec["call_overhead"] else sweep(spec, plain, ours)
     about = {

@@ -110,13 +110,16 @@ def heading(result: dict[str, Any]) -> list[str]:
 
 
 def troubles(result: dict[str, Any]) -> list[str]:
-    """Why candidates are missing, each once."""
+    """Why candidates are missing and figures doubtful, each once."""
     found = {
         f"{label} left out: {why}"
         for launch in result["launches"]
         for line in launch["lines"]
         for label, why in line["trouble"].items()
     }
+    busiest = max(launch["load"][0] for launch in result["launches"])
+    if busiest > result["machine"]["cores"] / 2:
+        found.add(f"the machine was not idle (load {busiest:.1f}): measure again when it is")
     return sorted(found)
 
 

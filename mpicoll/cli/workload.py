@@ -118,6 +118,11 @@ class Workload:
             return op.AVG
         return getattr(MPI, self.op_name.upper())
 
+    def transport(self, size: int, algorithm: Any) -> str:
+        """What carries the messages of our communicator's call."""
+        nbytes, op = self.reported(size)[0], self._op()
+        return self.comm.explain(self.collective, nbytes, op, self.dtype, algorithm).transport
+
     # -- the timed region --------------------------------------------------------------------------
 
     def produce(self, size: int, turn: int) -> None:

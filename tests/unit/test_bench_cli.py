@@ -183,7 +183,7 @@ def test_bench_measures_and_checks(tmp_path):
     for each in kept["launches"][1]["lines"]:
         assert set(each["samples"]) == labels and not each["trouble"]
         assert {len(samples) for samples in each["samples"].values()} == {4}
-        assert each["ran"]["ring"] == "ring" and each["ran"]["swap/window"] == "swap"
+        assert each["ran"]["ring"] == "ring/mpi" and each["ran"]["swap/window"] == "swap/mpi"
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,25 @@ def test_call_overhead():
     assert "added by an 8-byte call that goes native" in done.stdout
 
 
-def test_bench_tells_of_a_launch_that_failed(tmp_path):
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise RuntimeError('too late')\n    yield", "too late"),
+        ("yield [Send(1 - rank, (0, 1)), Recv(1 - rank, (0, 1))]", "chunk"),
+        ("return 3 +", "broken.py"),
+    ],
+)
+def test_a_broken_algorithm_is_refused(tmp_path, body, told):
     broken = tmp_path / "broken.py"
-    broken.write_text("def late(rank, size):\n    raise RuntimeError('too late')\n    yield\n")
-    done = run("bench", "allreduce", "-b", "8", "-e", "8", "--launches", "1", "--algorithm", f"{broken}:late")
-    assert done.returncode != 0 and "too late" in done.stdout + done.stderr
+    broken.write_text(f"from mpicoll.plan import Recv, Send\ndef mine(rank, size):\n    {body}\n")
+    shown = CliRunner().invoke(bench.command, ["allreduce", "--algorithm", f"{broken}:mine"])
+    assert shown.exit_code == 2 and told in shown.output
+
+
+def test_a_launch_that_fails_is_told(monkeypatch):
+    monkeypatch.setattr(bench, "RUN", (sys.executable, "-c", "import sys; sys.exit(7)"))
+    shown = CliRunner().invoke(bench.command, ["barrier"])
+    assert shown.exit_code == 1 and "exit code 7" in shown.output
 
 
 # -- python -m mpicoll -----------------------------------------------------------------------------
