@@ -49,7 +49,7 @@ class Model:
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return inputs and outputs of the hidden layer, and the log-probabilities of the next byte."""
         p = self.params
-        inputs = p["embed"][x].reshape(len(x), -1)
+        inputs = p["embed"][x].reshape(len(x), len(p["hidden"]))
         hidden = inputs @ p["hidden"]
         hidden += p["hidden_bias"]
         np.tanh(hidden, out=hidden)  # smooth: with the kinks of max(0, x), rounding grows tenfold in 40 steps
@@ -82,8 +82,8 @@ class Model:
         np.matmul(inputs.T, d_hidden, out=gradients["hidden"])
         d_hidden.sum(axis=0, out=gradients["hidden_bias"])
 
-        d_inputs = (d_hidden @ self.params["hidden"].T).reshape(x.size, -1)
-        for column, weights in zip(gradients["embed"].T, d_inputs.T, strict=True):
+        d_embed = (d_hidden @ self.params["hidden"].T).reshape(x.size, gradients["embed"].shape[1])
+        for column, weights in zip(gradients["embed"].T, d_embed.T, strict=True):
             column[...] = np.bincount(x.ravel(), weights, BYTES)  # bytes recur: their gradients add up
 
     def sample(self, prompt: bytes, count: int, seed: int, temperature: float = 0.7) -> bytes:

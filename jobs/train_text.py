@@ -83,7 +83,7 @@ def train(
     # Gradients are summed here and averaged over ranks there: with this scale the result is the mean over the
     # global batch, also where it does not divide and ranks have unequal parts.
     scale = comm.size / settings.batch
-    evaluations = {settings.steps * k // 12 for k in range(1, 13)}
+    evaluations = {settings.steps * k // 20 for k in range(1, 21)}
 
     start = time.perf_counter()
     for step in range(1, settings.steps + 1):
@@ -240,7 +240,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--data", type=click.Path(path_type=Path), help="Packed text to use, not Python's library.")
 @click.option("--cache", type=FOLDER, default=CACHE, help="Where the packed library is kept.")
 @click.option("--files", type=POSITIVE, help="Pack only so many files of the library.")
-@click.option("--out", type=FOLDER, default=Path("train_text"), help="Where the loss curve goes.")
+@click.option("--out", type=FOLDER, default=Path("runs/train_text"), help="Where the loss curve goes.")
 @click.option("--plot/--no-plot", default=True, help="Draw the loss curve.")
 @click.option("--check", is_flag=True, help="Print every rank's digest of the parameters.")
 def main(

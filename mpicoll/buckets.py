@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -61,7 +60,7 @@ class Flat(Mapping[str, "NDArray[Any]"]):
         dtypes = {array.dtype for array in arrays.values()}
         if len(dtypes) > 1:
             raise ValueError(f"one flat buffer holds one dtype, got {sorted(map(str, dtypes))}")
-        flat = cls({name: array.shape for name, array in arrays.items()}, *dtypes)
+        flat = cls({name: array.shape for name, array in arrays.items()}, dtypes.pop() if dtypes else float)
         for name, array in arrays.items():
             flat[name][...] = array
         return flat
@@ -112,6 +111,8 @@ class Buckets(Mapping[str, "NDArray[Any]"]):
 
     def average(self) -> None:
         """Replace every gradient by its average over the ranks; collective."""
+        from mpi4py import MPI  # here: laying arrays out needs no MPI
+
         from mpicoll.op import AVG
 
         for bucket in self.buckets:

@@ -39,15 +39,17 @@ def stdlib_sources() -> list[Path]:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    names = [path.relative_to(root) for path in root.rglob("*.py")]
-    kept = [name for name in names if skipped.isdisjoint(name.parts)]
-    if not kept:
+    names = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = set(inner) - skipped
+        names += [Path(folder, file).relative_to(root) for file in files if file.endswith(".py")]
+    if not names:
         raise DataError(f"{root}: no Python sources of the standard library here; pack other text instead")
-    return [root / name for name in sorted(kept, key=_digest)]
+    return [root / name for name in sorted(names, key=_digest)]
 
 
 def pack_text(
-    paths: Iterable[Path], out: Path, *, source: str | None = None, progress: Progress | None = None
+    paths: Iterable[Path], out: Path | str, *, source: str | None = None, progress: Progress | None = None
 ) -> None:
     """Pack the bytes of files, one after another, into an HDF5 file.
 
@@ -64,7 +66,7 @@ def pack_text(
     progress
         A rich progress display to show the packing in.
     """
-    paths = list(paths)
+    paths, out = list(paths), Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     if source is None:
         source = f"{len(paths)} files, {platform.python_implementation()} {platform.python_version()}"
@@ -76,7 +78,9 @@ def pack_text(
             start = len(tokens)
             tokens.resize((start + len(block),))
             tokens[start:] = np.frombuffer(block, np.uint8)
-        file.attrs.update(format=FORMAT, source=source, count=len(tokens), sha256=checksum.hexdigest())
+        file.attrs.update(format=FORMAT, count=len(tokens))
+        # Of fixed length: HDF5 loops forever over the heap of variable-length strings where that is damaged.
+        file.attrs.update(source=np.bytes_(source.encode()), sha256=np.bytes_(checksum.hexdigest()))
 
 
 class TextData:
@@ -100,9 +104,9 @@ class TextData:
         Checksum of the text, compared on opening.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if not path.is_file():
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
             raise DataError(f"{path}: no such file; make it with mpicoll.data.pack_text")
         # Nobody writes to a file in place, so locks protect nothing, and some shared file systems have none.
         with self._explaining("not a readable HDF5 file"):
@@ -118,7 +122,7 @@ class TextData:
             self._tokens = self._file["tokens"]
             attributes = dict(self._file.attrs)
             version, count = int(attributes["format"]), int(attributes["count"])
-            self.source, self.sha256 = str(attributes["source"]), str(attributes["sha256"])
+            self.source, self.sha256 = attributes["source"].decode(), attributes["sha256"].decode()
             shape, dtype = self._tokens.shape, self._tokens.dtype
         if version != FORMAT:
             raise self._error(f"format {version}, this version of mpicoll reads format {FORMAT}")
@@ -127,7 +131,7 @@ class TextData:
         checksum = hashlib.sha256()
         with self._explaining("damaged"):
             for start in range(0, count, BLOCK):
-                checksum.update(self[start : start + BLOCK])
+                checksum.update(self[start : start + BLOCK].data)
         if checksum.hexdigest() != self.sha256:
             raise self._error("damaged: its checksum does not match its content")
 
@@ -146,7 +150,8 @@ class TextData:
         return len(self._tokens)
 
     def __getitem__(self, where: slice) -> NDArray[np.uint8]:
-        return self._tokens[where]
+        tokens: NDArray[np.uint8] = self._tokens[where]
+        return tokens
 
     def split(self, validation: float = 0.05) -> tuple[slice, slice]:
         """Return where the training text and the validation text lie: ``data[train]``, ``data[rest]``.

@@ -1,0 +1,183 @@
+"""Flat buffers, buckets' layout, optimizers, and the job's gradient against differences."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpicoll.buckets import Buckets, Flat
+from mpicoll.optim import SGD, Adam
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+
+class OneRank:
+    """As much of a communicator as laying out buckets needs."""
+
+    empty = staticmethod(np.empty)
+
+
+def params():
+    random = np.random.default_rng(0)
+    shapes = {"a": (3, 4), "b": (), "c": (0, 2), "d": (5,)}
+    return Flat.of({name: random.standard_normal(shape) for name, shape in shapes.items()})
+
+
+def test_flat_arrays_are_views_in_order():
+    flat = Flat({"a": (2, 3), "b": (), "c": (0,), "d": (2,)})
+    assert flat.flat.dtype == np.float32
+    assert (flat.flat == 0).all()
+    flat["a"][...] = [[1, 2, 3], [4, 5, 6]]
+    flat["b"][...] = 7
+    flat["d"][...] = [8, 9]
+    assert flat.flat.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert list(flat) == ["a", "b", "c", "d"]
+    flat.flat[:] = 0
+    assert not flat["a"].any()
+    assert all(array.base is not None and array.flags.c_contiguous for array in flat.values())
+
+
+def test_flat_copy_keeps_values_and_refuses_two_dtypes():
+    arrays = {"a": np.arange(6.0).reshape(2, 3).T, "b": np.ones(2)}
+    flat = Flat.of(arrays)
+    assert all(np.array_equal(flat[name], arrays[name]) for name in arrays)
+    assert not np.shares_memory(flat["a"], arrays["a"])
+    with pytest.raises(ValueError, match="one dtype, got"):
+        Flat.of({"a": np.zeros(1), "b": np.zeros(1, np.float32)})
+    assert Flat.of({}).flat.size == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (10**6, [["d", "c", "b", "a"]]),
+        (48, [["d", "c", "b"], ["a"]]),  # an array larger than a bucket has one of its own
+        (40, [["d", "c"], ["b"], ["a"]]),
+        (8, [["d"], ["c", "b"], ["a"]]),
+    ],
+)
+def test_buckets_are_filled_from_the_last_layer(nbytes, expected):
+    assert [list(bucket) for bucket in Buckets(params(), OneRank, nbytes).buckets] == expected
+
+
+def test_buckets_look_like_the_parameters_and_hold_one_dtype():
+    mixed = {"a": np.ones((2, 2)), "b": np.ones(3, np.float32), "c": np.ones(3, np.float32)}
+    buckets = Buckets(mixed, OneRank)
+    assert [list(bucket) for bucket in buckets.buckets] == [["c", "b"], ["a"]]
+    assert list(buckets) == ["a", "b", "c"] and len(buckets) == 3
+    for name, array in mixed.items():
+        assert (buckets[name].shape, buckets[name].dtype) == (array.shape, array.dtype)
+    buckets["b"][...] = 5
+    assert buckets.buckets[0].flat.tolist() == [0, 0, 0, 5, 5, 5]
+
+
+def test_sgd_is_the_textbook():
+    theta = params()
+    start, velocity = theta.flat.copy(), np.zeros(theta.flat.size)
+    optimizer = SGD(theta, lr=0.1, momentum=0.9)
+    gradient = Flat.of(params())
+    for step in range(1, 6):
+        gradient.flat[:] = np.sin(step * np.arange(gradient.flat.size))
+        optimizer.step(gradient)
+        velocity = 0.9 * velocity + gradient.flat
+        start -= 0.1 * velocity
+        np.testing.assert_allclose(theta.flat, start, rtol=1e-13)
+    assert optimizer.steps == 5
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_is_the_paper(decay):
+    theta = params()
+    expected = theta.flat.copy()
+    m, v = np.zeros_like(expected), np.zeros_like(expected)
+    optimizer = Adam(theta, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=decay)
+    gradient = Flat.of(params())
+    for step in range(1, 8):
+        gradient.flat[:] = np.cos(step * np.arange(gradient.flat.size))
+        optimizer.step(gradient)
+        m = 0.8 * m + 0.2 * gradient.flat
+        v = 0.95 * v + 0.05 * gradient.flat**2
+        expected *= 1 - 0.01 * decay
+        expected -= 0.01 * (m / (1 - 0.8**step)) / (np.sqrt(v / (1 - 0.95**step)) + 1e-6)
+        np.testing.assert_allclose(theta.flat, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1, 0.9), lambda p: Adam(p, 0.1)])
+def test_optimizers_keep_dtype_and_descend(make):
+    theta = {"x": np.full(4, 3, np.float32)}
+    same, optimizer = theta["x"], make(theta)
+    for _ in range(200):
+        optimizer.step({"x": 2 * theta["x"], "loss": np.ones(1)})
+    assert theta["x"] is same and same.dtype == np.float32
+    assert np.abs(same).max() < 0.3
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, 0.1), lambda p: Adam(p, 0.1)])
+def test_bad_gradients_change_nothing(make):
+    theta = params()
+    before, optimizer = theta.flat.copy(), make(theta)
+    with pytest.raises(ValueError, match="no gradient for parameter 'd'"):
+        optimizer.step({name: theta[name] for name in "abc"})
+    with pytest.raises(ValueError, match=r"gradient of 'd' has shape \(4,\), its parameter \(5,\)"):
+        optimizer.step({**theta, "d": np.ones(4)})
+    assert np.array_equal(theta.flat, before) and optimizer.steps == 0
+
+
+def test_bad_hyperparameters_are_refused():
+    for make, message in [
+        (lambda: SGD(params(), -1), "lr must not be negative, got -1"),
+        (lambda: Adam(params(), math.nan), "lr must not be negative, got nan"),
+        (lambda: SGD(params(), 0.1, 1.0), "momentum must be in"),
+        (lambda: Adam(params(), betas=(0.9, 1.0)), "betas must be in"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+@pytest.fixture
+def ngram(monkeypatch):
+    monkeypatch.syspath_prepend(str(JOBS))
+    yield pytest.importorskip("ngram")
+    sys.modules.pop("ngram")
+
+
+def test_the_jobs_gradient_agrees_with_differences(ngram):
+    random = np.random.default_rng(1)
+    model = ngram.Model(context=3, embed=4, hidden=5, seed=2, dtype=np.float64)
+    model.params.flat[:] = random.standard_normal(model.params.flat.size) / 2
+    windows = random.integers(0, 6, (11, 4), np.uint8)  # few bytes: they recur within a window
+    gradients = Flat.of({**model.params, "loss": np.zeros(1)})
+    model.backward(windows, 0.3, gradients)
+    assert gradients["loss"][0] == pytest.approx(0.3 * model.loss(windows), rel=1e-12)
+
+    gradient = Flat.of({name: gradients[name] for name in model.params}).flat
+    for i in [*np.flatnonzero(gradient)[::3], *np.flatnonzero(gradient == 0)[::50]]:
+        losses = []
+        for change in 1e-5, -2e-5:
+            model.params.flat[i] += change
+            losses.append(model.loss(windows))
+        model.params.flat[i] += 1e-5
+        assert 0.3 * (losses[0] - losses[1]) / 2e-5 == pytest.approx(gradient[i], rel=1e-6, abs=1e-9)
+
+
+def test_no_windows_give_no_gradient(ngram):
+    """A rank whose part of a batch is empty."""
+    model = ngram.Model(context=3, embed=4, hidden=5, seed=2)
+    gradients = Flat.of({**model.params, "loss": np.ones(1, np.float32)})
+    gradients.flat[:] = 1
+    model.backward(np.empty((0, 4), np.uint8), 1.0, gradients)
+    assert not gradients.flat.any()
+
+
+def test_entropy_of_known_texts(ngram):
+    assert ngram.entropy(np.zeros(9, np.uint8)) == 0
+    assert ngram.entropy(np.arange(256, dtype=np.uint8)) == pytest.approx(math.log(256))
+
+
+def test_sample_starts_with_the_prompt(ngram):
+    model = ngram.Model(context=3, embed=4, hidden=5, seed=2)
+    text = model.sample(b"def ", 20, seed=1)
+    assert text.startswith(b"def ") and len(text) == 24
+    assert text == model.sample(b"def ", 20, seed=1)
