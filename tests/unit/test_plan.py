@@ -1,5 +1,8 @@
 """The vocabulary of plans and its combinators."""
 
+import doctest
+import importlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,3 +107,9 @@ def test_every_phase_of_a_circulant_schedule_brings_each_block_once(case):
 
 def test_factors():
     assert (factors(1), factors(48), factors(7), factors(22)) == ([], [2, 2, 2, 2, 3], [7], None)
+
+
+@pytest.mark.parametrize("name", ["plan", "trace", "verify", "draw", "algorithms.registry"])
+def test_examples_in_docstrings(name):
+    result = doctest.testmod(importlib.import_module(f"mpicoll.{name}"))
+    assert result.attempted and not result.failed
