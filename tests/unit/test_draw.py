@@ -237,6 +237,11 @@ def test_pages_show_what_is_drawn(page, tmp_path, monkeypatch):
         assert draw(*arguments.split()).output == shown, f"mpicoll draw {arguments}"
 
 
+def test_the_picture_of_a_ring_is_up_to_date():
+    """Refresh it with `mpicoll draw allreduce ring --format svg -o docs/algorithms/allreduce_ring.svg`."""
+    assert (DOCS / "algorithms" / "allreduce_ring.svg").read_text() == svg(trace(get("allreduce", "ring"), 4))
+
+
 def test_pages_list_every_algorithm():
     for collective, entries in registry.items():
         page = (DOCS / "algorithms" / f"{collective}.md").read_text()
