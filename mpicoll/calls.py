@@ -50,7 +50,8 @@ class Call:
             return todo
         if problem.reducer is not None and problem.reducer.average and problem.size > 1:
             mine = problem.counts[problem.rank if problem.collective == "reduce_scatter" else 0]
-            todo.append(partial(problem.reducer.finish, recv.data[: mine * recv.itemsize], problem.size))
+            data = host_view(address_of(recv.data), mine * recv.itemsize)
+            todo.append(partial(problem.reducer.finish, data, problem.size))
         if recv.restore is not None and recv.unlike(native) and not self._reads_only():
             todo.append(recv.restore)
         return todo

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from .algorithms import Algorithm, Nodes
-from .plan import TMP, Copy, Op, Recv, Send
+from .plan import Copy, Op, Recv, Send
 
 KIB, MIB = 1 << 10, 1 << 20
 SLOT_NBYTES = 1 * MIB  # one staging slot of the window
@@ -59,8 +59,7 @@ def window_demand(algorithm: Algorithm, size: int, root: int) -> float | None:
     """Staging that a rank may need at once, in vectors; None where a plan does not suit a window.
 
     In a window one barrier stands between rounds: every message must be sent and received in the same
-    round of its two ranks, and all ranks must have equally many rounds.  Slices overlap, so that a plan
-    with scratch of its own would share it with itself.
+    round of its two ranks, and all ranks must have equally many rounds.
     """
     if "segments" in algorithm.takes or "nodes" in algorithm.takes or algorithm.collective == "barrier":
         return None
@@ -69,8 +68,6 @@ def window_demand(algorithm: Algorithm, size: int, root: int) -> float | None:
     lengths, most = set(), 0
     for rank in range(size):
         plan = list(algorithm.plan(rank, size, root=root))
-        if any(TMP in _buffers(op) for ops in plan for op in ops):
-            return None
         lengths.add(len(plan))
         most = max(most, sum(len({c for op in ops for c in _reads(op)}) for ops in plan))
         for at, ops in enumerate(plan):
@@ -87,7 +84,3 @@ def _reads(op: Op) -> Sequence[tuple[str, int]]:
         return ()
     buf, chunks = (op.buf, op.chunks) if isinstance(op, Send) else op.src
     return [(buf, c) for c in chunks]
-
-
-def _buffers(op: Op) -> tuple[str, ...]:
-    return (op.src[0], op.dst[0]) if isinstance(op, Copy) else (op.buf,)

@@ -48,6 +48,7 @@ _ufuncs: dict[int, tuple[str, np.ufunc, str]] = {
         ("BXOR", MPI.BXOR, np.bitwise_xor, _INTEGERS + "b"),
     )
 }
+PREDEFINED = frozenset(_ufuncs)  # handles of the operators that NumPy knows
 # bool is native for the logical operators only
 _NATIVE_BOOL = {MPI._handleof(op) for op in (MPI.LAND, MPI.LOR, MPI.LXOR)}
 
@@ -75,8 +76,8 @@ class Reducer:
         self.average = op is AVG
         known = _ufuncs.get(MPI._handleof(MPI.SUM if self.average else op))
         self.commutative = self.average or op.Is_commutative()
-        self.key = (0 if self.average else MPI._handleof(op), str(self.dtype), self.itemsize)
         self.name = "AVG" if self.average else known[0] if known else _op_name(op)
+        self.key = (self.name if known else id(op), str(self.dtype), self.itemsize)
         self.ufunc = None
         if known and self.dtype is not None:
             _, self.ufunc, kinds = known

@@ -209,6 +209,7 @@ class Engine:
             if not self.live and not self.bells:
                 self._sleep()
                 polls, nap = 0, FIRST_NAP
+                time.sleep(FIRST_NAP)  # whoever submitted may wait at once and drive by itself
                 continue
             if not self.drivers and self.poll():
                 polls, nap = 0, FIRST_NAP

@@ -94,7 +94,7 @@ class Choice:
     slices: int
     rule: Rule
     nbytes: int
-    passed: tuple[str, ...] = ()
+    passed: tuple[tuple[Rule, str], ...] = ()
 
     @property
     def algorithm(self) -> str:
@@ -110,7 +110,16 @@ class Choice:
             f"{self.rule.collective} of {self.nbytes} bytes: {how}{cuts}",
             f"  rule: {_words(self.rule)}",
         ]
-        return "\n".join(lines + [f"  passed over: {reason}" for reason in self.passed])
+        return "\n".join([*lines, *(f"  passed over: {reason}" for reason in _reasons(self.passed))])
+
+    @property
+    def slight(self) -> str | None:
+        """What was asked for in the environment and could not serve, with the reason."""
+        asked = [(rule, why) for rule, why in self.passed if rule.why.startswith("MPICOLL_")]
+        if not asked or self.rule.why.startswith("MPICOLL_"):
+            return None
+        rule, why = asked[-1]
+        return f"{rule.why}={rule.algorithm}: {why}; {self.algorithm} serves instead"
 
 
 def _reasons(passed: Sequence[tuple[Rule, str]]) -> tuple[str, ...]:
@@ -254,11 +263,11 @@ class Selection:
             entry = algorithm or get(collective, rule.algorithm)
             reason = self._unmet(entry, rule, commutative, native)
             if reason is None:
-                return self._cut(entry, rule, nbytes, _reasons(passed))
+                return self._cut(entry, rule, nbytes, tuple(passed))
             passed.append((rule, reason))
         if algorithm is not None:
             raise ValueError(passed[-1][1])
-        raise ValueError(f"nothing serves {collective} of {nbytes} bytes: {_reasons(passed)}")
+        raise ValueError(f"nothing serves {collective} of {nbytes} bytes: {'; '.join(_reasons(passed))}")
 
     def _unmet(self, entry: Algorithm, rule: Rule, commutative: bool, native: bool) -> str | None:
         """Why an algorithm cannot serve here, None if it can."""
@@ -275,7 +284,7 @@ class Selection:
             return f"{entry} does not suit a window: its messages cross rounds"
         return reason
 
-    def _cut(self, entry: Algorithm, rule: Rule, nbytes: int, passed: tuple[str, ...]) -> Choice:
+    def _cut(self, entry: Algorithm, rule: Rule, nbytes: int, passed: tuple[tuple[Rule, str], ...]) -> Choice:
         setting, segments, slices = self.setting, 1, 1
         if entry.name != NATIVE and rule.transport == "window":
             slices = window_slices_for(nbytes, window_demand(entry, setting.size, 0) or 0)

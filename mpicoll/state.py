@@ -6,8 +6,10 @@ The state hangs on the MPI handle as an attribute, so every Python object for on
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
@@ -27,6 +29,7 @@ from .transport.window import Neighbours, compile_window
 LANES = 8  # non-blocking calls in flight at once; further ones queue
 KEPT = 64  # programs kept per communicator
 BLOCKING = 0
+_told_once: set[str] = set()
 
 
 class State:
@@ -54,6 +57,7 @@ class State:
         here = len(self.nodes[places.index(self.homes[self.rank])])
         self.patience = Patience(spins=2000 if here <= _cores() else 20)
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.known: dict[Any, tuple[Any, ...]] = {}  # blocking calls that may skip all checks
         self.lanes: list[deque[Operation]] = [deque() for _ in range(LANES)]
         self.issued = 0  # non-blocking calls
         self.persistent = 0  # persistent calls made
@@ -101,6 +105,9 @@ class State:
         choice = self.explain(
             problem.collective, problem.nbytes, commutative, call.native, algorithm, problem.root
         )
+        if choice.passed and self.rank == 0 and choice.slight and choice.slight not in _told_once:
+            _told_once.add(choice.slight)
+            print(f"mpicoll: {choice.slight}", file=sys.stderr, flush=True)
         return choice, alike
 
     def explain(
@@ -129,8 +136,8 @@ class State:
                 entry = get(collective, algorithm)
                 alike = True
                 if entry.name != NATIVE and entry is not _registered(collective, entry.name):
-                    entry = verify.admit(collective, entry.function, self.size, root=root, nodes=self.nodes)
-                    alike = verify.check(entry, self.size, root=root, nodes=self.nodes).alike
+                    report = verify.check(entry, self.size, root=root, nodes=self.nodes)
+                    entry, alike = replace(entry, commutative=not report.ordered), report.alike
             except ValueError as error:
                 raise ArgumentError(f"algorithm: {error}") from error
             self._admitted[key] = entry, alike
@@ -155,6 +162,7 @@ class State:
             if not program.users:
                 program.free()
                 del self.programs[key]
+                self.known.clear()
                 return
 
     def compile(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
@@ -205,6 +213,7 @@ class State:
         for program in self.programs.values():
             program.free()
         self.programs.clear()
+        self.known.clear()
         if self.near is not None:
             self.near.free()
 
