@@ -62,6 +62,7 @@ class Curve:
     communicating: float = 0.0
 
 
+@np.errstate(all="ignore")  # of what overflows, the loss tells
 def train(
     comm: mpicoll.Intracomm,
     text: np.ndarray,
@@ -129,6 +130,7 @@ def open_data(
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     with failing_together(comm):
         if node.rank == 0 and not data and not path.exists():
+            progress.console.print(f"packing Python's standard library into {path}", markup=False)
             pack_text(stdlib_sources()[:files], path, progress=progress if comm.rank == 0 else None)
     node.Free()
     with failing_together(comm):

@@ -131,10 +131,10 @@ class Buckets(Mapping[str, "NDArray[Any]"]):
 def _fill(params: Mapping[str, NDArray[Any]], nbytes: int) -> list[list[str]]:
     """Return the names of each bucket, last parameter first; a bucket holds one dtype."""
     buckets: list[list[str]] = []
-    room, dtype = 0, None
+    room, dtype = 0, np.dtype(np.void)
     for name in reversed(list(params)):
         array = params[name]
-        if array.nbytes > room or array.dtype != dtype:
+        if not buckets or array.nbytes > room or array.dtype != dtype:
             buckets.append([])
             room, dtype = nbytes, array.dtype
         buckets[-1].append(name)

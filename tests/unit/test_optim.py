@@ -62,6 +62,11 @@ def test_buckets_are_filled_from_the_last_layer(nbytes, expected):
     assert [list(bucket) for bucket in Buckets(params(), OneRank, nbytes).buckets] == expected
 
 
+def test_no_parameters_need_no_bucket():
+    assert Buckets({}, OneRank).buckets == []
+    assert [list(b) for b in Buckets({"a": np.zeros((0, 2))}, OneRank, 0).buckets] == [["a"]]
+
+
 def test_buckets_look_like_the_parameters_and_hold_one_dtype():
     mixed = {"a": np.ones((2, 2)), "b": np.ones(3, np.float32), "c": np.ones(3, np.float32)}
     buckets = Buckets(mixed, OneRank)
