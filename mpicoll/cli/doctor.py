@@ -19,6 +19,7 @@ from rich.text import Text
 
 from mpicoll import __version__
 from mpicoll.cli import diagnose, launcher, probe, run
+from mpicoll.cli.launch import THREADS, Machine, prepare
 
 SINGLE = """
 from mpi4py import MPI
@@ -52,7 +53,7 @@ def gather(path: str | None = None) -> dict[str, Any]:
         "init": None if broken else try_alone(),
         "shm": {"size": shm.total if shm else 0, "free": shm.free if shm else 0},
         "cores": {"physical": probe.cores(), "quota": probe.quota()},
-        "threads": {name: os.environ[name] for name in run.THREADS if name in os.environ},
+        "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "infiniband": probe.infiniband(),
         "osc": os.environ.get("OMPI_MCA_osc"),
         "slurm": slurm(),
@@ -88,7 +89,7 @@ def try_alone() -> dict[str, str]:
 
 def try_launch(loaded: dict[str, Any], libmpi: str | None, path: str | None) -> dict[str, Any]:
     """Start 2 ranks with the launcher `mpicoll run` takes and with the first mpirun on the PATH."""
-    mpi, machine = launcher.library(loaded["library"]), run.Machine.here()
+    mpi, machine = launcher.library(loaded["library"]), Machine.here()
     program = [sys.executable, "-c", PAIR]
     environ = probe.unlaunched(os.environ)
     chosen: list[tuple[str, launcher.Mpi, str | None]] = []
@@ -101,7 +102,7 @@ def try_launch(loaded: dict[str, Any], libmpi: str | None, path: str | None) -> 
         chosen.append((first, probe.identify(first), None))
     results = {}
     for where, starter, plugin in chosen:
-        launch = run.prepare(
+        launch = prepare(
             where, starter, mpi, 2, program, machine, oversubscribe=True, threads=1, plugin=plugin
         )
         code, out, err = probe.output(launch.argv, timeout=30, env={**environ, **launch.env})

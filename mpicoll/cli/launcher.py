@@ -135,9 +135,12 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return None
 
 
-def launched(environ: Mapping[str, str]) -> str | None:
-    """The variable that tells that this process is itself a rank of an MPI job."""
-    return next((name for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK") if name in environ), None)
+def launched(environ: Mapping[str, str]) -> bool:
+    """Whether this process is one of several ranks; a shell by ``srun --pty`` is one, but alone."""
+    sizes = [environ.get("OMPI_COMM_WORLD_SIZE"), environ.get("PMI_SIZE")]
+    if "PMIX_RANK" in environ:
+        sizes.append(environ.get("SLURM_STEP_NUM_TASKS"))
+    return any(size not in (None, "1") for size in sizes)
 
 
 def slurm_plugin(loaded: Mpi, listing: str) -> str | None:

@@ -64,7 +64,11 @@ def loaded(python: str = sys.executable) -> dict[str, Any]:
 def unlaunched(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an MPI launcher put there, so that a child is not taken for a rank."""
     prefixes = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "HYDI_")
-    return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(prefixes) or name.startswith("PMIX_MCA_")
+    }
 
 
 def identify(path: Path | str) -> launcher.Mpi:

@@ -54,6 +54,8 @@ def test_the_training_job_on_four_hosts(lab, tmp_path):
     small = ["--steps", "60", "--files", "40", "--no-plot", "--check"]
     done = run(lab, "jobs/train_text.py", *small, "--out", tmp_path / "out", "--cache", tmp_path / "cache")
     assert done.returncode == 0
+    digests = re.search(r"parameters on ranks 0 to 7: (.+)", done.stdout)[1].split()
+    assert len(digests) == 8 and len(set(digests)) == 1
 
 
 def test_an_allocation_is_not_oversubscribed_unless_asked(lab):

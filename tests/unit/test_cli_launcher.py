@@ -103,5 +103,8 @@ def test_the_plugin_srun_needs(name, listing, plugin):
 
 
 def test_a_rank_knows_that_it_is_one():
-    assert launcher.launched({"PMI_RANK": "0"}) == "PMI_RANK"
-    assert launcher.launched({"PATH": "/bin"}) is None
+    assert launcher.launched({"PMI_RANK": "0", "PMI_SIZE": "2"})
+    assert launcher.launched({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert launcher.launched({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "4"})
+    assert not launcher.launched({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    assert not launcher.launched({"PATH": "/bin"})

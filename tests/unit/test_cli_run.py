@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mpicoll.cli import run
+from mpicoll.cli import launch, run
+from mpicoll.cli.launch import Machine
 from mpicoll.cli.launcher import Allocation, Mpi
 from mpicoll.cli.supervise import supervise
 
@@ -20,70 +21,70 @@ CALL = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpi
 
 
 def prepare(starter, loaded, ranks, machine, **options):
-    return run.prepare("/bin/x", starter, loaded, ranks, PROGRAM, machine, **options)
+    return launch.prepare("/bin/x", starter, loaded, ranks, PROGRAM, machine, **options)
 
 
 def test_open_mpi_on_a_workstation():
-    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2))
-    assert launch.argv == ["/bin/x", "-n", "2", *PROGRAM]
-    assert launch.env["OMP_NUM_THREADS"] == launch.env["MKL_NUM_THREADS"] == "1"
-    assert launch.env["OMPI_MCA_osc"] == "^ucx" and launch.env["OMPI_MCA_mpi_yield_when_idle"] == "1"
-    assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.env
+    job = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2))
+    assert job.argv == ["/bin/x", "-n", "2", *PROGRAM]
+    assert job.env["OMP_NUM_THREADS"] == job.env["MKL_NUM_THREADS"] == "1"
+    assert job.env["OMPI_MCA_osc"] == "^ucx" and job.env["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in job.env
 
 
 def test_more_cores_than_ranks_are_shared_out():
-    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=8))
-    assert launch.env["OMP_NUM_THREADS"] == "4"
-    assert launch.argv[1:3] == ["--bind-to", "none"]
-    assert "OMPI_MCA_mpi_yield_when_idle" not in launch.env
+    job = prepare(OPENMPI, OPENMPI, 2, Machine(cores=8))
+    assert job.env["OMP_NUM_THREADS"] == "4"
+    assert job.argv[1:3] == ["--bind-to", "none"]
+    assert "OMPI_MCA_mpi_yield_when_idle" not in job.env
 
 
 def test_more_ranks_than_cores():
-    launch = prepare(OPENMPI, OPENMPI, 3, run.Machine(cores=2, root=True))
-    assert "--oversubscribe" in launch.argv and launch.env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
-    assert prepare(MPICH, MPICH, 3, run.Machine(cores=2)).argv == ["/bin/x", "-n", "3", *PROGRAM]
+    job = prepare(OPENMPI, OPENMPI, 3, Machine(cores=2, root=True))
+    assert "--oversubscribe" in job.argv and job.env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert prepare(MPICH, MPICH, 3, Machine(cores=2)).argv == ["/bin/x", "-n", "3", *PROGRAM]
 
 
 def test_what_the_user_set_stays():
     mine = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "0"}
-    launch = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, environ=mine))
-    assert not mine.keys() & launch.env.keys()
-    told = prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, environ=mine), threads=3)
+    job = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, environ=mine))
+    assert not mine.keys() & job.env.keys()
+    told = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, environ=mine), threads=3)
     assert told.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_infiniband_keeps_its_windows():
-    assert "OMPI_MCA_osc" not in prepare(OPENMPI, OPENMPI, 2, run.Machine(cores=2, infiniband=True)).env
+    assert "OMPI_MCA_osc" not in prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, infiniband=True)).env
 
 
 def test_an_allocation_refuses_oversubscription_unless_asked():
-    machine = run.Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ={"SLURM_JOB_ID": "1"})
+    machine = Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ={"SLURM_JOB_ID": "1"})
     with pytest.raises(click.ClickException, match=r"9 ranks.*Slurm allocation has room for 8"):
         prepare(SLURM, OPENMPI, 9, machine, plugin="pmix")
-    launch = prepare(SLURM, OPENMPI, 9, machine, plugin="pmix", oversubscribe=True)
-    assert "--overcommit" in launch.argv
-    launch = prepare(OPENMPI, OPENMPI, 9, machine, oversubscribe=True)
-    assert launch.argv[1:5] == ["--map-by", ":oversubscribe", "--bind-to", "none"]
+    job = prepare(SLURM, OPENMPI, 9, machine, plugin="pmix", oversubscribe=True)
+    assert "--overcommit" in job.argv
+    job = prepare(OPENMPI, OPENMPI, 9, machine, oversubscribe=True)
+    assert job.argv[1:5] == ["--map-by", ":oversubscribe", "--bind-to", "none"]
 
 
 def test_srun():
     given = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "3"}
-    machine = run.Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ=given)
-    launch = prepare(SLURM, MPICH, 8, machine, plugin="pmi2")
-    assert launch.argv[1:6] == ["-n", "8", "--kill-on-bad-exit=1", "--mpi=pmi2", "--overlap"]
-    assert launch.env["OMP_NUM_THREADS"] == "3"
+    machine = Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ=given)
+    job = prepare(SLURM, MPICH, 8, machine, plugin="pmi2")
+    assert job.argv[1:6] == ["-n", "8", "--kill-on-bad-exit=1", "--mpi=pmi2", "--overlap"]
+    assert job.env["OMP_NUM_THREADS"] == "3"
 
 
 def test_settings_travel_to_other_nodes():
-    machine = run.Machine(cores=4, allocation=Allocation("PBS", 8, 2))
+    machine = Machine(cores=4, allocation=Allocation("PBS", 8, 2))
     argv = prepare(OPENMPI, OPENMPI, 8, machine).argv
     assert argv[argv.index("OMP_NUM_THREADS") - 1] == "-x"
 
 
 def test_every_setting_is_told_with_its_reason():
-    launch = prepare(OPENMPI, OPENMPI, 3, run.Machine(cores=2, root=True, terminal=80))
-    told = "\n".join(launch.told)
-    assert all(f"{name}={value}" in told for name, value in launch.env.items())
+    job = prepare(OPENMPI, OPENMPI, 3, Machine(cores=2, root=True, terminal=80))
+    told = "\n".join(job.told)
+    assert all(f"{name}={value}" in told for name, value in job.env.items())
     assert "COLUMNS=80" in told
 
 
@@ -107,6 +108,7 @@ def parsed(*words):
 
 def test_options_after_the_program_are_the_programs():
     assert parsed("-n", "2", "a.py", "-n", "9") == (2, None, ("a.py", "-n", "9"))
+    assert parsed("-np", "2", "a.py") == (2, None, ("a.py",))
     assert parsed("-n", "2", "-m", "mod", "-n", "9") == (2, "mod", ("-n", "9"))
     assert parsed("-n", "2", "--", "python", "-m", "mod") == (2, None, ("python", "-m", "mod"))
 
@@ -120,7 +122,7 @@ def environment(**more):
     return {**inherited, "PYTHONPATH": root, **more}
 
 
-def launch(*words, **more):
+def mpicoll_run(*words, **more):
     return subprocess.run(
         [*CALL, "run", *words], env=environment(**more), capture_output=True, text=True, timeout=120
     )
@@ -146,21 +148,21 @@ def script(tmp_path):
 
 
 def test_ranks_are_one_job(script):
-    done = launch("-n", "3", script, "end")
+    done = mpicoll_run("-n", "3", script, "end")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["size 3 1"] * 3
     assert "OMP_NUM_THREADS=1" in done.stderr
-    assert launch("-n", "1", "--quiet", script, "end").stderr == ""
+    assert mpicoll_run("-n", "1", "--quiet", script, "end").stderr == ""
 
 
 def test_a_failing_rank_ends_the_job_with_its_code(script):
-    raised = launch("-n", "3", script, "raise")
+    raised = mpicoll_run("-n", "3", script, "raise")
     assert raised.returncode == 1 and "ValueError: a rank fails" in raised.stderr
-    assert launch("-n", "2", script, "exit").returncode == 7
+    assert mpicoll_run("-n", "2", script, "exit").returncode == 7
 
 
 def test_timeout(script):
-    assert launch("-n", "2", "--timeout", "2", script, "sleep").returncode == 124
+    assert mpicoll_run("-n", "2", "--timeout", "2", script, "sleep").returncode == 124
 
 
 def alive(pid):
@@ -185,17 +187,22 @@ def test_no_rank_survives_a_signal(script, tmp_path, number, code):
 
 
 def test_dry_run_runs_nothing(script):
-    done = launch("-n", "2", "--dry-run", script, "raise")
+    done = mpicoll_run("-n", "2", "--dry-run", script, "raise")
     assert done.returncode == 0 and done.stdout.startswith("env OMP_NUM_THREADS=") and script in done.stdout
 
 
 def test_no_launcher_inside_a_rank(script):
-    done = launch("-n", "2", script, "end", PMI_RANK="0")
-    assert done.returncode == 1 and "already a rank" in done.stderr
+    done = mpicoll_run("-n", "2", script, "end", PMI_RANK="0", PMI_SIZE="2")
+    assert done.returncode == 1 and "one of several ranks already" in done.stderr
+
+
+def test_no_such_launcher(script):
+    done = mpicoll_run("--launcher", "mpirum", script, "end")
+    assert done.returncode == 1 and "no such launcher: mpirum" in done.stderr
 
 
 def test_no_mpi(script):
-    done = launch("-n", "2", script, "end", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    done = mpicoll_run("-n", "2", script, "end", MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert done.returncode == 1 and "does not load an MPI" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -219,10 +226,10 @@ def test_another_mpis_launcher_is_refused(script, tmp_path):
 
     loaded = launcher.library(probe.loaded()["library"])
     fake = fake_launcher(tmp_path, OTHERS[loaded.family])
-    done = launch("-n", "2", "--launcher", fake, script, "end")
+    done = mpicoll_run("-n", "2", "--launcher", fake, script, "end")
     assert done.returncode == 1 and "rank 0 of 1" in done.stderr and "size" not in done.stdout
     # in front of the PATH it is passed over
-    done = launch("-n", "2", script, "end", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = mpicoll_run("-n", "2", script, "end", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.stdout.splitlines() == ["size 2 1"] * 2
 
 
