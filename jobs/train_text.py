@@ -94,7 +94,8 @@ def train(
         curve.communicating += time.perf_counter() - before
         curve.loss.append(float(gradients["loss"][0]))
         if not math.isfinite(curve.loss[-1]):
-            fail(comm, f"the loss is {curve.loss[-1]} at step {step}; try --lr below {settings.lr:g}")
+            problem = f"the loss is {curve.loss[-1]} at step {step}; try --lr below {settings.lr:g}"
+            raise click.ClickException(problem)  # on every rank: all have the same loss
         optimizer.lr = settings.lr * rate(step / settings.steps)
         optimizer.step(gradients)
         if step in evaluations:
@@ -130,7 +131,7 @@ def open_data(
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     with failing_together(comm):
         if node.rank == 0 and not data and not path.exists():
-            progress.console.print(f"packing Python's standard library into {path}", markup=False)
+            progress.console.print(f"packing Python's standard library into {path}")
             pack_text(stdlib_sources()[:files], path, progress=progress if comm.rank == 0 else None)
     node.Free()
     with failing_together(comm):
@@ -143,7 +144,7 @@ def open_data(
 
 @contextmanager
 def failing_together(comm: mpicoll.Intracomm) -> Iterator[None]:
-    """Let no rank run on, to wait forever for one that failed: one error, on all of them."""
+    """Let no rank run on, to wait forever for one that failed: one error, raised on all of them."""
     problem = None
     try:
         yield
@@ -151,15 +152,7 @@ def failing_together(comm: mpicoll.Intracomm) -> Iterator[None]:
         problem = f"{error} (rank {comm.rank})"
     problems = [problem for problem in comm.allgather(problem) if problem]
     if problems:
-        fail(comm, problems[0])
-
-
-def fail(comm: mpicoll.Intracomm, message: str) -> None:
-    """End all ranks with one message; every rank calls this."""
-    if comm.rank == 0:
-        print(f"Error: {message}", file=sys.stderr, flush=True)
-    comm.Barrier()
-    sys.exit(1)
+        raise click.ClickException(problems[0])
 
 
 class Report:
@@ -193,7 +186,8 @@ def terminal_console(rank: int) -> Console:
     # Open MPI gives each rank a terminal of its own; if nobody sits behind mpirun it has no width.
     seen = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
     told = "TTY_COMPATIBLE" in os.environ  # by `mpicoll run`, which knows: rich obeys it
-    return Console(quiet=rank != 0, soft_wrap=True, highlight=False, force_terminal=None if told else seen)
+    terminal = None if told else seen
+    return Console(quiet=rank != 0, soft_wrap=True, highlight=False, markup=False, force_terminal=terminal)
 
 
 def write_curve(out: Path, curve: Curve, unigram: float, plot: bool) -> str:
@@ -260,7 +254,8 @@ def main(
         train_part, held_out = (text[where] for where in text.split())
         if min(len(train_part), len(held_out)) <= settings.context:
             raise DataError(f"{text.path}: {len(text)} bytes are too few for a context of {settings.context}")
-    console.print(f"{comm.size} ranks, {(len(train_part) + len(held_out)) / 1e6:.1f} MB: {text.source}")
+    megabytes = (len(train_part) + len(held_out)) / 1e6
+    console.print(f"{comm.size} {'ranks' if comm.size > 1 else 'rank'}, {megabytes:.1f} MB: {text.source}")
     unigram = min(entropy(train_part), entropy(held_out))
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         model, curve = train(comm, train_part, held_out, settings, Report(settings, progress))
@@ -269,10 +264,11 @@ def main(
     if check:
         console.print(f"parameters on ranks 0 to {comm.size - 1}: {' '.join(digests)}")
     if len(set(digests)) > 1:
-        fail(comm, f"the ranks' parameters differ: {' '.join(digests)}")
+        raise click.ClickException(f"the ranks' parameters differ: {' '.join(digests)}")
     if comm.rank == 0:
-        console.print(model.sample(b"def ", 400, settings.seed).decode(errors="replace"), markup=False)
-        console.print(f"loss curve: {write_curve(out, curve, unigram, plot)}", markup=False)
+        sample = model.sample(b"def ", 400, settings.seed).decode(errors="replace")
+        console.print("".join(char if char.isprintable() or char == "\n" else "?" for char in sample))
+        console.print(f"loss curve: {write_curve(out, curve, unigram, plot)}")
     final = curve.validation[settings.steps]
     console.print(
         f"validation loss {final:.4f} nats per byte, unigram entropy {unigram:.4f}, "
@@ -281,5 +277,16 @@ def main(
     )
 
 
+def start() -> None:
+    """Run the command line; of an error that all ranks share, rank 0 tells."""
+    try:
+        main(standalone_mode=False)
+    except click.ClickException as error:
+        if MPI.COMM_WORLD.rank == 0:
+            error.show()
+        MPI.COMM_WORLD.Barrier()  # a launcher ends all ranks once one has failed: rank 0 first has its say
+        sys.exit(error.exit_code)
+
+
 if __name__ == "__main__":
-    main()
+    start()
