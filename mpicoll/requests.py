@@ -23,30 +23,34 @@ _tags = count()
 class Request(MPI.Grequest):
     """A non-blocking collective in flight.  `Wait` and `Test` drive it in the calling thread."""
 
-    operation: Operation
+    report: _Report
     patience: Patience
-    call: Any
+    keep: Any  # the arguments: they live as long as the request
 
     def Wait(self, status: MPI.Status | None = None) -> bool:
         """Wait for the collective; raises what went wrong in it."""
         if self != MPI.REQUEST_NULL:
+            self.report.here = True
             try:
-                engine.wait(self.operation, self.patience)
-            finally:
-                super().Wait(status)
+                engine.wait(self.report.operation, self.patience)
+            except BaseException:
+                if not self.report.operation.done:  # out of patience
+                    raise
+            super().Wait(status)
+            self.report.deliver()
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Whether the collective has ended.  Moves it on."""
         if self == MPI.REQUEST_NULL:
             return super().Test(status)
-        if not self.operation.done:
+        if not self.report.operation.done:
             engine.poll()
-        if not self.operation.done:
+        if not self.report.operation.done:
             return False
+        self.report.here = True
         super().Wait(status)
-        if self.operation.error is not None:
-            raise self.operation.error
+        self.report.deliver()
         return True
 
     def wait(self, status: MPI.Status | None = None) -> Any:
@@ -58,6 +62,23 @@ class Request(MPI.Grequest):
         return self.Test(status), None
 
 
+class _Report:
+    """Says what went wrong in an operation: to a wait of ours as it is, to one in C as a code."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.here = False  # whether a wait of ours asks
+
+    def __call__(self, status: MPI.Status) -> None:
+        if not self.here:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Raise it."""
+        if self.operation.error is not None:
+            raise self.operation.error
+
+
 def nonblocking(
     program: Runs,
     lane: deque[Operation],
@@ -67,6 +88,7 @@ def nonblocking(
     *,
     threaded: bool,
     failed: Callable[[BaseException], None],
+    keep: Any,
 ) -> Request:
     """Start a non-blocking operation."""
 
@@ -76,22 +98,16 @@ def nonblocking(
         handle.Complete()
 
     operation = Operation(program, lane, prelude, finale, completed)
-
-    def query(status: MPI.Status) -> None:
-        if operation.error is not None:  # a C-level wait reports it
-            raise operation.error
-
-    handle = MPI.Grequest.Start(query, None, None)
+    report = _Report(operation)
+    handle = MPI.Grequest.Start(report, None, None)
     request = Request(handle)
-    request.operation, request.patience = operation, patience
+    request.report, request.patience, request.keep = report, patience, keep
     engine.submit(operation, threaded=threaded)
     return request
 
 
 class Prequest(MPI.Prequest):
     """A persistent collective: `Start`, `Wait` or `Test`, any number of times, then `Free`."""
-
-    call: Any
 
     def _setup(
         self,
@@ -103,16 +119,17 @@ class Prequest(MPI.Prequest):
         threaded: bool,
         note: Callable[[], None],
         failed: Callable[[BaseException], None],
-        freed: Callable[[], None],
+        freed: Callable[[], None] | None,
+        keep: Any,
     ) -> None:
         self._program, self._patience, self._lane = program, patience, deque[Operation]()
         self._prelude, self._finale = prelude, finale
         self._tag, self._threaded = tag, threaded
-        self._note, self._failed, self._freed = note, failed, freed
+        self._note, self._failed, self._freed, self._keep = note, failed, freed, keep
         self._message: MPI.Message | None = None
         self._operation: Operation | None = None
+        engine.bells[tag] = self
         if threaded:
-            engine.bells[tag] = self
             engine.ring()
 
     def Start(self) -> None:
@@ -125,7 +142,12 @@ class Prequest(MPI.Prequest):
         """Wait for the run; raises what went wrong in it."""
         operation = self._current()
         if operation is not None:
-            engine.wait(operation, self._patience)
+            try:
+                engine.wait(operation, self._patience)
+            except BaseException:
+                if operation.done:
+                    super().Wait(status)
+                raise
         return super().Wait(status)
 
     def Test(self, status: MPI.Status | None = None) -> bool:
@@ -133,23 +155,26 @@ class Prequest(MPI.Prequest):
         operation = self._current()
         if operation is not None:
             engine.poll()
-            if operation.error is not None:
-                raise operation.error
             if not operation.done:
                 return False
+            super().Wait(status)
+            if operation.error is not None:
+                raise operation.error
+            return True
         return super().Test(status)
 
     def Free(self) -> None:
         """Free the requests of the program.  Local."""
         engine.bells.pop(self._tag, None)
         self._program.free()
-        self._freed()
+        if self._freed is not None:
+            self._freed()
         super().Free()
 
     def _current(self) -> Operation | None:
         """The run under way; one that was started in C may not have been noticed yet."""
-        if self._operation is None and engine.bells:
-            engine.poll()
+        while self._operation is None and engine.poll():
+            pass
         return self._operation
 
     def rung(self, message: MPI.Message) -> None:
@@ -181,13 +206,14 @@ def persistent(
     patience: Patience,
     *,
     threaded: bool,
-    freed: Callable[[], None],
+    freed: Callable[[], None] | None,
     note: Callable[[], None],
     failed: Callable[[BaseException], None],
+    keep: Any,
 ) -> Prequest:
     """Make a persistent request for a program."""
     limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
     tag = next(_tags) % limit
     request = Prequest(engine.bell().Ssend_init([bytearray(0), 0, MPI.BYTE], 0, tag))
-    request._setup(program, prelude, finale, patience, tag, threaded, note, failed, freed)
+    request._setup(program, prelude, finale, patience, tag, threaded, note, failed, freed, keep)
     return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from .calls import BUILDERS, Call
 from .cutting import slices_for
 from .execute import Program
 from .op import AVG, PREDEFINED
+from .progress import Operation
 from .requests import nonblocking, persistent
 from .select import Choice
 from .state import BLOCKING, LANES, State
@@ -90,7 +92,6 @@ def begin(
     """A non-blocking call."""
     call, choice, alike = _prepare(state, name, asked, arguments)
     form = f"I{name.lower()}"
-    lane = state.issued % LANES
     if choice.algorithm == NATIVE or (not state.threaded and asked is None and call.native):
         choice = replace(choice, entry=get(call.problem.collective, NATIVE))
         function = partial(getattr(MPI.Intracomm, form), comm, *call.arguments)
@@ -98,23 +99,25 @@ def begin(
         if not call.finale(native=True):
             return function()
         program: Any = NativeRun(function, form)
+        queue: deque[Operation] = deque()
     else:
         record.note(call.problem.collective, choice.algorithm, call.problem.nbytes)
+        lane = state.issued % LANES
+        state.issued += 1  # only here, where all ranks come together: lanes must agree
         program = state.program(call, _on_lane(state, choice, lane + 1), alike, lane + 1)
+        queue = state.lanes[lane]
     native = choice.algorithm == NATIVE
-    state.issued += 1
     prelude, finale = call.prelude(native=native, again=False), call.finale(native=native)
-    request = nonblocking(
+    return nonblocking(
         program,
-        state.lanes[lane],
+        queue,
         prelude,
         finale,
         state.patience,
         threaded=state.threaded,
         failed=partial(_break, state),
+        keep=(call, arguments),
     )
-    request.call = call  # keeps the buffers alive
-    return request
 
 
 def prepare(
@@ -131,14 +134,14 @@ def prepare(
         if own is not None and not call.finale(native=True):
             record.note(call.problem.collective, NATIVE, call.problem.nbytes)
             return own(comm, *call.arguments, info)
-        form = f"I{name.lower()}"
-        program: Any = NativeRun(partial(getattr(MPI.Intracomm, form), comm, *call.arguments), form)
-        lane = 0
+        program: Any = _native_again(comm, name, call, info)
+        freed = None
     else:
         lane = LANES + 1 + state.persistent
+        state.persistent += 1  # only here, as above
         program = state.compile(call, _with_slots(state, choice, lane), alike, lane)
-    state.persistent += 1
-    request = persistent(
+        freed = partial(state.release, lane)
+    return persistent(
         program,
         call.prelude(native=native, again=True),
         call.finale(native=native),
@@ -146,10 +149,23 @@ def prepare(
         threaded=state.threaded,
         note=partial(record.note, call.problem.collective, choice.algorithm, call.problem.nbytes),
         failed=partial(_break, state),
-        freed=partial(state.release, lane),
+        freed=freed,
+        keep=(call, arguments),
     )
-    request.call = call
-    return request
+
+
+def _native_again(comm: MPI.Intracomm, name: str, call: Call, info: MPI.Info) -> NativeRun:
+    """The MPI's persistent form, since other ranks may use it without us; before MPI 4 its `I` form."""
+    own = getattr(MPI.Intracomm, f"{name}_init", None)
+    if own is None:
+        return NativeRun(partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *call.arguments), name)
+    request = own(comm, *call.arguments, info)
+
+    def start() -> MPI.Request:
+        request.Start()
+        return request
+
+    return NativeRun(start, name, request)
 
 
 class NativeRun:
@@ -160,8 +176,10 @@ class NativeRun:
 
     users = 0
 
-    def __init__(self, function: Callable[[], MPI.Request], title: str) -> None:
-        self.function, self.title = function, title
+    def __init__(
+        self, function: Callable[[], MPI.Request], title: str, request: MPI.Prequest | None = None
+    ) -> None:
+        self.function, self.title, self.persistent = function, title, request
 
     def start(self) -> None:
         """Begin a run."""
@@ -176,7 +194,9 @@ class NativeRun:
         return f"{self.title} of the MPI"
 
     def free(self) -> None:
-        """Nothing to free."""
+        """Free the persistent request, if there is one."""
+        if self.persistent is not None and self.persistent != MPI.REQUEST_NULL:
+            self.persistent.Free()
 
 
 def _prepare(state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) -> tuple[Call, Choice, bool]:
