@@ -47,7 +47,7 @@ test-mpi: $(VENV)/.dev
 	@for n in $(N); do \
 	    echo "== MPI tests, n = $$n ($(MPI))"; \
 	    $(MPICOLL) run -n $$n --oversubscribe --timeout 1200 -- \
-	        python -m pytest --with-mpi tests/mpi $(PYTEST_ARGS) || exit 1; \
+	        python -m pytest --color=no --with-mpi tests/mpi $(PYTEST_ARGS) || exit 1; \
 	done; echo "MPI tests passed at n = $(N) ($(MPI))"
 
 lint: $(VENV)/.dev
