@@ -8,6 +8,7 @@ packs is its own affair: what runs never depends on it.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -182,13 +183,12 @@ def _from_list(spec: Any, name: str, writable: bool, blocks: int) -> Buffer:
     dtype = _dtypes.get(MPI._handleof(mpitype))
     if dtype is not None:
         return _part(whole, name, count, displ, dtype.itemsize, dtype, mpitype)
-    lower, extent = mpitype.Get_extent()
-    size = mpitype.Get_size()
+    extent, size = mpitype.extent, mpitype.Get_size()
     if count is None:
         if extent <= 0 or whole.nbytes % extent:
             raise ArgumentError(f"{name}: {whole.nbytes} bytes are no multiple of the type's extent {extent}")
         count = whole.nbytes // extent - (displ or 0)
-    if lower == 0 and size == extent and mpitype.Get_true_extent() == (0, extent):
+    if dense(mpitype):
         return _part(whole, name, count, displ, size, None, mpitype)
     return _packed([data, count, displ or 0, mpitype], count, size, mpitype)
 
@@ -223,11 +223,27 @@ def _part(
 def _packed(items: list[Any], count: int, size: int, mpitype: MPI.Datatype) -> Buffer:
     """A copy without the holes of a derived type.  The MPI packs, by a message to itself."""
     packed = np.empty(count * size, np.uint8)
-    wire = [packed, packed.size, MPI.BYTE]
-    renew = partial(MPI.COMM_SELF.Sendrecv, items, 0, 0, wire, 0, 0)
-    restore = partial(MPI.COMM_SELF.Sendrecv, wire, 0, 0, items, 0, 0)
+    renew, restore = partial(to_itself, items, packed), partial(to_itself, packed, items)
     renew()
     return Buffer(packed, count, size, None, mpitype, renew, restore)
+
+
+def dense(mpitype: MPI.Datatype) -> bool:
+    """Whether elements of this type lie one after the other without holes."""
+    whole = 0, mpitype.Get_size()
+    return mpitype.Get_extent() == whole and mpitype.Get_true_extent() == whole
+
+
+_packer: list[MPI.Intracomm] = []  # one, made when it is first needed
+_packing = threading.Lock()
+
+
+def to_itself(source: Any, target: Any) -> None:
+    """Copy between two buffers of which one has a derived type, as a message of this process to itself."""
+    with _packing:
+        if not _packer:
+            _packer.append(MPI.COMM_SELF.Dup())  # a receive from anybody on COMM_SELF must not find it
+        _packer[0].Sendrecv(source, 0, 0, target, 0, 0)
 
 
 def _host_can_read(address: int, nbytes: int) -> bool:

@@ -10,11 +10,11 @@ from mpi4py import MPI
 
 from . import record, serve
 from .algorithms import NATIVE
-from .algorithms.registry import COLLECTIVES, Function
+from .algorithms.registry import COLLECTIVES, REDUCTIONS, Function
 from .arrays import NATIVE as NATIVE_TYPES
 from .calls import BUILDERS
 from .errors import ArgumentError
-from .op import native_serves
+from .op import AVG, native_serves
 from .select import Choice
 from .state import State, attach, attached, detach
 from .transport.arena import empty
@@ -61,6 +61,7 @@ class Intracomm(MPI.Intracomm):
 
     _state: State | None = None
     _quick: dict[str, int] = {}
+    _small = 0
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._setup(None)
@@ -308,6 +309,7 @@ class Intracomm(MPI.Intracomm):
         op: Any = MPI.SUM,
         dtype: Any = np.float64,
         algorithm: Asked = None,
+        root: int = 0,
     ) -> Choice:
         """Which rule serves a call, with what, and which rules were passed over.
 
@@ -319,7 +321,7 @@ class Intracomm(MPI.Intracomm):
             Bytes of the full vector.
         op, dtype
             For reductions.
-        algorithm
+        algorithm, root
             As in the call.
 
         Returns
@@ -332,8 +334,11 @@ class Intracomm(MPI.Intracomm):
             raise ArgumentError("explain: this communicator was not made by mpicoll", MPI.ERR_COMM)
         if collective not in COLLECTIVES:
             raise ArgumentError(f"collective: got {collective!r}, expected one of {', '.join(COLLECTIVES)}")
-        native = not isinstance(op, MPI.Op) or native_serves(MPI._handleof(op), np.dtype(dtype).char)
-        return state.explain(collective, int(nbytes), op.Is_commutative(), native, algorithm)
+        reduction = collective in REDUCTIONS
+        own = MPI.SUM if op is AVG else op
+        native = not reduction or native_serves(MPI._handleof(own), np.dtype(dtype).char)
+        commutative = not reduction or op.Is_commutative()
+        return state.explain(collective, int(nbytes), commutative, native, algorithm, root)
 
     # -- derived communicators are of this class -----------------------------------------------------------
 
@@ -367,13 +372,24 @@ class Intracomm(MPI.Intracomm):
 
     def Free(self) -> None:
         """Free the communicator and what it carries.  Collective."""
-        state = self._state or self._find_state()
-        self._state = None
-        if state is not None:
-            state.free()
-            detach(self)
-            state.private.Free()
+        self._close()
         super().Free()
+
+    def Disconnect(self) -> None:
+        """Free after all communication on it has ended.  Collective."""
+        self._close()
+        super().Disconnect()
+
+    def _close(self) -> None:
+        """End what hangs on the handle; on the MPI's own handles, which nobody can free, nothing ends."""
+        state = self._state or self._find_state()
+        if state is None or self == MPI.COMM_WORLD or self == MPI.COMM_SELF:
+            return
+        self._state = None
+        state.drain()
+        state.free()
+        detach(self)
+        state.private.Free()
 
     def _derive(self, comm: MPI.Intracomm) -> Intracomm:
         if comm == MPI.COMM_NULL:
@@ -391,6 +407,13 @@ class Intracomm(MPI.Intracomm):
             self._adopt(state)
         return state
 
+    def _need_state(self) -> State:
+        """The state, for calls that all ranks make: `Idup` could not make it, being local."""
+        if self._find_state() is None:
+            self._setup(None)
+        assert self._state is not None
+        return self._state
+
     def _run(self, name: str, asked: Asked, *arguments: Any) -> None:
         if asked is None and not record.timed:
             full = arguments[_FULL[name]] if name in _FULL else None
@@ -403,22 +426,18 @@ class Intracomm(MPI.Intracomm):
                 else:
                     record.note(_collective(name), NATIVE, 0 if full is None else full.nbytes)
                     return
-        state = self._state or self._find_state()
-        if state is None:
-            return getattr(MPI.Intracomm, name)(self, *arguments)
-        serve.run(self, state, name, asked, arguments)
+        serve.run(self, self._state or self._need_state(), name, asked, arguments)
 
     def _begin(self, name: str, asked: Asked, *arguments: Any) -> MPI.Request:
         state = self._state or self._find_state()
-        if state is None:
+        if state is None and asked is None:
             return getattr(MPI.Intracomm, f"I{name.lower()}")(self, *arguments)
+        if state is None:
+            raise ArgumentError("algorithm: a blocking collective must come first on this communicator")
         return serve.begin(self, state, name, asked, arguments)
 
     def _prepare(self, name: str, asked: Asked, info: MPI.Info, *arguments: Any) -> MPI.Prequest:
-        state = self._state or self._find_state()
-        if state is None:
-            return getattr(MPI.Intracomm, f"{name}_init")(self, *arguments, info)
-        return serve.prepare(self, state, name, asked, info, arguments)
+        return serve.prepare(self, self._state or self._need_state(), name, asked, info, arguments)
 
 
 def _collective(name: str) -> str:

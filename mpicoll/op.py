@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .arrays import NATIVE, Buffer
+from .arrays import NATIVE, Buffer, dense, to_itself
 from .errors import ArgumentError
 
 
@@ -81,12 +81,14 @@ class Reducer:
         self.ufunc = None
         if known and self.dtype is not None:
             _, self.ufunc, kinds = known
-            if self.dtype.kind not in (kinds if not self.average else "fcV") or self.dtype.names:
+            opaque = self.dtype.kind == "V" and self.dtype.isbuiltin != 2  # 2: a number, such as bfloat16
+            if self.dtype.kind not in (kinds if not self.average else "fcV") or opaque:
                 raise ArgumentError(f"op: {self.name} is not defined for {self.dtype}", MPI.ERR_OP)
         elif known and not (buffer.mpitype and buffer.mpitype.is_predefined):
             raise ArgumentError(f"op: {self.name} is not defined for derived datatypes", MPI.ERR_OP)
         else:
             self.op, self.mpitype = MPI.SUM if self.average else op, buffer.mpitype or _mpitype(self.dtype)
+            self._spread = not dense(self.mpitype)  # the MPI expects the holes that packing took out
         # sums of 2-byte floats are taken in float32 wherever several operands meet
         self.wide = (
             self.ufunc in (np.add, np.multiply) and self.dtype.itemsize == 2 and self.dtype.kind in "fV"
@@ -102,10 +104,22 @@ class Reducer:
     def _by_mpi(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """The MPI applies `inout = in op inout`; the left operand is `in`."""
         count = left.size // self.itemsize
-        inout = out if out is right else right.copy()
-        self.op.Reduce_local([left, count, self.mpitype], [inout, count, self.mpitype])
-        if inout is not out:
+        inout = right if self._spread else out if out is right else right.copy()
+        spread = [self._spaced(x, count) for x in (left, inout)]
+        self.op.Reduce_local(*([x, count, self.mpitype] for x in spread))
+        if self._spread:
+            to_itself([spread[1], count, self.mpitype], out)
+        elif inout is not out:
             out[:] = inout
+
+    def _spaced(self, packed: np.ndarray, count: int) -> np.ndarray:
+        """Elements with the holes that their type has in memory."""
+        if not self._spread:
+            return packed
+        lower, extent = self.mpitype.Get_true_extent()
+        room = np.empty(max(count - 1, 0) * self.mpitype.extent + lower + extent, np.uint8)
+        to_itself(packed, [room, count, self.mpitype])
+        return room
 
     def accumulate(self, operands: list[np.ndarray], out: np.ndarray) -> Call:
         """`out` = the operands in this order, combined in float32 and rounded once."""

@@ -203,7 +203,7 @@ def _prepare(state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) 
     state.usable()
     call = BUILDERS[name](state.at, *arguments)
     if state.checks:
-        state.check(call, name)
+        state.check(call, name if asked is None else f"{name} by {getattr(asked, '__name__', asked)}")
     choice, alike = state.choose(call, asked)
     return call, choice, alike
 

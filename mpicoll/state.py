@@ -20,7 +20,7 @@ from .algorithms.registry import Function
 from .calls import Call, Place
 from .errors import ArgumentError, MismatchError
 from .execute import Patience, Program
-from .progress import Operation, at_exit
+from .progress import Operation, at_exit, engine
 from .select import Choice, Selection, Setting
 from .transport import arena as arenas
 from .transport.mpi import WIDTH, compile_messages
@@ -52,6 +52,8 @@ class State:
         places = sorted(set(self.homes), key=self.homes.index)
         self.nodes = [[r for r, home in enumerate(self.homes) if home == place] for place in places]
         self.near = self._find_neighbours(parent)
+        if parent is None:
+            self._node.Free()
         self.selection = Selection(Setting(self.size, self.nodes, self.near is not None))
         self.checks = os.environ.get("MPICOLL_CHECK", "0") not in ("", "0")
         here = len(self.nodes[places.index(self.homes[self.rank])])
@@ -130,6 +132,10 @@ class State:
 
     def _admit(self, collective: str, algorithm: str | Function, root: int) -> tuple[Algorithm, bool]:
         """An algorithm that was asked for: a registered name, or a function that is verified first."""
+        if not isinstance(algorithm, str) and not callable(algorithm):
+            raise ArgumentError(
+                f"algorithm: got {algorithm!r}, expected a name or a function of (rank, size)"
+            )
         key = collective, algorithm, root
         if key not in self._admitted:
             try:
@@ -156,23 +162,35 @@ class State:
             self.programs.move_to_end(key)
         return program
 
-    def _evict(self) -> None:
+    def _evict(self) -> bool:
         """Free the program that has not been used for longest and is not in use.  Local."""
         for key, program in self.programs.items():
             if not program.users:
                 program.free()
                 del self.programs[key]
                 self.known.clear()
-                return
+                return True
+        return False
 
     def compile(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
         """Compile a program for a call.  Never communicates."""
         problem, entry, tag = call.problem, choice.entry, lane * WIDTH % self._tags
         if choice.transport == "window" and self.near is not None:
-            near = self.near
-            return compile_window(
-                problem, entry, self.private, tag, self.patience, near, lane, slices=choice.slices
-            )
+            while True:
+                try:
+                    return compile_window(
+                        problem,
+                        entry,
+                        self.private,
+                        tag,
+                        self.patience,
+                        self.near,
+                        lane,
+                        slices=choice.slices,
+                    )
+                except MemoryError:  # tables of earlier programs fill the window
+                    if not self._evict():
+                        raise
         return compile_messages(
             problem,
             entry,
@@ -207,6 +225,17 @@ class State:
             raise ArgumentError(
                 f"this communicator cannot be used since an error in it: {self.broken}", MPI.ERR_COMM
             )
+
+    def drain(self) -> None:
+        """Complete the non-blocking calls in flight, as the MPI does for its own before it frees."""
+        for lane in self.lanes:
+            while lane:
+                operation = lane[0]
+                try:
+                    engine.wait(operation, self.patience)
+                except BaseException:
+                    if not operation.done:
+                        raise  # otherwise whoever waits for the operation hears of it
 
     def free(self) -> None:
         """Free all programs and give shared memory back.  Local."""

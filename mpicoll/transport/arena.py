@@ -8,8 +8,10 @@ published by whoever sends from it, so nobody else needs to know the order of al
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
+from collections import deque
 from math import prod
 from typing import Any
 
@@ -21,8 +23,11 @@ from ..arrays import address_of, aligned_empty, host_view
 ALIGNMENT = 64
 DEFAULT_NBYTES = 256 << 20
 LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
-RESERVE = 16  # arrays leave this part of a segment (one of 16) to staging slots and tables
+SKEW = 1088  # bytes, a multiple of the alignment
+RESERVE = 16  # arrays and staging slots leave this part of a segment (one of 16) to tables
+LARGE = 256 << 10
 SHM = "/dev/shm"
+_made: list[Arena] = []  # of this process, in an order that the ranks of each have in common
 
 
 def segment_nbytes(ranks: int, free: int | None, wanted: int | None) -> int:
@@ -60,14 +65,19 @@ def shared_memory_free() -> int | None:
 def create(node: MPI.Intracomm) -> Arena | None:
     """Make the arena of a node.  Collective over `node`; every rank gets one or none does.
 
-    The room is checked first: an MPI that runs out of shared memory does not fail, it crashes on
-    first touch (MPICH) or hangs one rank (Open MPI).
+    Where the ranks have one in common already, from another communicator, they share it.  Otherwise
+    the room is checked first: an MPI that runs out of shared memory does not fail, it crashes on first
+    touch (MPICH) or hangs one rank (Open MPI).
     """
-    asked = os.environ.get("MPICOLL_ARENA")
-    nbytes = segment_nbytes(node.size, shared_memory_free(), None if asked is None else int(asked))
-    nbytes = node.allreduce(nbytes, MPI.MIN)
     if node.size == 1:
         return None
+    asked = os.environ.get("MPICOLL_ARENA")
+    if node.allreduce(asked is None or int(asked) > 0, MPI.LAND):
+        for arena in _made:
+            if MPI.UNDEFINED not in MPI.Group.Translate_ranks(node.Get_group(), None, arena.group):
+                return arena
+    nbytes = segment_nbytes(node.size, shared_memory_free(), None if asked is None else int(asked))
+    nbytes = node.allreduce(nbytes, MPI.MIN)
     if not nbytes:
         if node.rank == 0 and (asked is None or int(asked)):
             need = node.size * LEAST_NBYTES * 2 >> 20
@@ -79,7 +89,8 @@ def create(node: MPI.Intracomm) -> Arena | None:
                 stacklevel=2,
             )
         return None
-    return Arena(node, nbytes)
+    _made.append(Arena(node, nbytes))
+    return _made[-1]
 
 
 class Arena:
@@ -98,25 +109,43 @@ class Arena:
         memories = [self.window.Shared_query(r)[0] for r in range(node.size)]
         self.segments = [np.frombuffer(memory, np.uint8, nbytes) for memory in memories]
         self.address = address_of(self.segments[self.rank])
-        self._free = [(0, nbytes)]  # (start, stop), sorted
+        # Ranks begin at different places of a page: an addition whose operands lie at the same place of
+        # their pages is slower by half, since a processor takes its stores for those of the loads to come.
+        self._free = [(self.rank * SKEW % 4096, nbytes)]  # (start, stop), sorted
+        self._returned: deque[tuple[int, int]] = deque()  # by finalizers, which may run in between
+        self._lock = threading.Lock()
 
     def sync(self) -> None:
         """Order this rank's loads and stores with those of its neighbours."""
         self.window.Sync()
 
-    def allocate(self, nbytes: int) -> int | None:
-        """Offset of a free part of this rank's segment, first fit; None where there is none."""
-        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        for i, (start, stop) in enumerate(self._free):
-            if stop - start >= need:
-                self._free[i : i + 1] = [(start + need, stop)] if stop - start > need else []
-                return start
+    def allocate(self, nbytes: int, spare: int = 0) -> int | None:
+        """Offset of a free part of this rank's segment, first fit; None where there is none.
+
+        `spare` bytes must be left.  Large parts always leave some to small ones, such as tables.
+        """
+        need = _aligned(nbytes)
+        with self._lock:
+            self._collect()
+            spare = self.nbytes // RESERVE if need >= LARGE else spare
+            if need > sum(stop - start for start, stop in self._free) - spare:
+                return None
+            for i, (start, stop) in enumerate(self._free):
+                if stop - start >= need:
+                    self._free[i : i + 1] = [(start + need, stop)] if stop - start > need else []
+                    return start
         return None
 
     def release(self, start: int, nbytes: int) -> None:
-        """Give a part back and join it with its free neighbours."""
-        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        parts = sorted([*self._free, (start, start + need)])
+        """Give a part back.  From any thread, at any time."""
+        self._returned.append((start, start + _aligned(nbytes)))
+
+    def _collect(self) -> None:
+        """Join returned parts with their free neighbours."""
+        parts = self._free
+        while self._returned:
+            parts.append(self._returned.popleft())
+        parts.sort()
         self._free = parts[:1]
         for a, b in parts[1:]:
             if a == self._free[-1][1]:
@@ -133,13 +162,10 @@ class Arena:
         """Bytes of another rank's segment."""
         return self.segments[rank][offset : offset + nbytes]
 
-    def empty(self, shape: Any, dtype: Any) -> np.ndarray | None:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray | None:
         """An uninitialised array in this rank's segment, given back when its last view is gone."""
-        dtype = np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         nbytes = prod(shape) * dtype.itemsize
-        room = sum(stop - start for start, stop in self._free) - self.nbytes // RESERVE
-        offset = self.allocate(nbytes) if nbytes <= room else None
+        offset = self.allocate(nbytes, spare=self.nbytes // RESERVE)
         if offset is None:
             return None
         whole = host_view(self.address + offset, nbytes)
@@ -147,11 +173,17 @@ class Arena:
         return whole.view(dtype).reshape(shape)
 
 
+def _aligned(nbytes: int) -> int:
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
 def empty(arena: Arena | None, shape: Any, dtype: Any) -> np.ndarray:
     """An array in the arena, or an ordinary one on a cache line where there is no arena or no room."""
+    dtype = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"empty: shape {shape} of {dtype}, expected lengths of at least 0 and plain numbers")
     array = arena.empty(shape, dtype) if arena else None
     if array is None:
-        dtype = np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         array = aligned_empty(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
     return array
