@@ -12,6 +12,9 @@ from .plan import Copy, Op, Recv, Send
 KIB, MIB = 1 << 10, 1 << 20
 SLOT_NBYTES = 1 * MIB  # one staging slot of the window
 WINDOW_SLICE_NBYTES = 512 * KIB  # a round's work in the window: stays in a core's cache
+# Shorter vectors are staged even where they lie in the window.  Lines that a neighbour has read cost their
+# owner more to write again than a copy costs; long vectors have left the caches by then.
+IN_PLACE_NBYTES = 8 * MIB
 SEGMENT_NBYTES = 128 * KIB
 SLICE_NBYTES = 1 * MIB  # messages within a node: scratch stays in cache
 EAGER_NBYTES = 60 * KIB  # across nodes: longer messages wait for a handshake behind bulk data

@@ -23,7 +23,6 @@ from ..arrays import address_of, aligned_empty, host_view
 ALIGNMENT = 64
 DEFAULT_NBYTES = 256 << 20
 LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
-SKEW = 1088  # bytes, a multiple of the alignment
 RESERVE = 16  # arrays and staging slots leave this part of a segment (one of 16) to tables
 LARGE = 256 << 10
 SHM = "/dev/shm"
@@ -109,9 +108,7 @@ class Arena:
         memories = [self.window.Shared_query(r)[0] for r in range(node.size)]
         self.segments = [np.frombuffer(memory, np.uint8, nbytes) for memory in memories]
         self.address = address_of(self.segments[self.rank])
-        # Ranks begin at different places of a page: an addition whose operands lie at the same place of
-        # their pages is slower by half, since a processor takes its stores for those of the loads to come.
-        self._free = [(self.rank * SKEW % 4096, nbytes)]  # (start, stop), sorted
+        self._free = [(0, nbytes)]  # (start, stop), sorted
         self._returned: deque[tuple[int, int]] = deque()  # by finalizers, which may run in between
         self._lock = threading.Lock()
 

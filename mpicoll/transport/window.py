@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from ..algorithms import Algorithm, get
 from ..arrays import aligned_empty
-from ..cutting import SLOT_NBYTES
+from ..cutting import IN_PLACE_NBYTES, SLOT_NBYTES
 from ..errors import MismatchError
 from ..execute import Patience, Program, Strand
 from ..op import Call
@@ -157,11 +157,10 @@ def compile_window(
     chunks = algorithm.chunks(size)
     layout = problem.layout(chunks, algorithm.weights(size), slices)
     plans = [algorithm.plan(rank, size, root=problem.root) for _ in range(slices)]
-    inside = {
-        base: offset
-        for base, data in problem.memory.items()
-        if (offset := arena.find(data)) is not None and data.size
-    }
+    inside = {}
+    if problem.nbytes >= IN_PLACE_NBYTES:
+        offsets = {base: arena.find(data) for base, data in problem.memory.items() if data.size}
+        inside = {base: offset for base, offset in offsets.items() if offset is not None}
     lowering = WindowLowering(layout, inside)
     steps = lowering.lower(sliced(plans, chunks))
     memory = {
