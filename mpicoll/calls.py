@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from .arrays import NATIVE, Buffer, address_of, host_view, parse
+from .arrays import NATIVE, Buffer, address_of, aligned_empty, host_view, parse
 from .errors import ArgumentError
 from .op import AVG, Reducer, native_serves
 from .transport.problem import INPUT, OUTPUT, Problem
@@ -158,8 +158,9 @@ def alltoall(at: Place, sendbuf: Any, recvbuf: Any) -> Call:
     block = _block(at, recv, "recvbuf")
     if in_place(sendbuf):
         send, memory = None, _memory(None, recv)
-        memory[INPUT] = memory[OUTPUT].copy()
-        prelude = [partial(np.copyto, memory[INPUT], memory[OUTPUT])]
+        aside = _aside("in", address_of(recv.data), recv.nbytes)
+        memory[INPUT] = host_view(address_of(aside), aside.size)
+        prelude = [partial(np.copyto, aside, memory[OUTPUT])]
     else:
         send, prelude = _parse_send(sendbuf, blocks=at.size), []
         _expect(_block(at, send, "sendbuf"), block, "sendbuf", "bytes for every rank (as in recvbuf)")
@@ -209,10 +210,16 @@ def _scattered(
     if send is None:
         problem, whole = call.problem, call.problem.memory[OUTPUT]
         nbytes = counts[at.rank] * recv.itemsize
-        result = np.empty(nbytes, np.uint8)
-        problem.memory = {INPUT: whole, OUTPUT: result}
+        result = _aside("out", address_of(whole), nbytes)
+        problem.memory = {INPUT: whole, OUTPUT: host_view(address_of(result), nbytes)}
         problem.finale.append(partial(np.copyto, whole[:nbytes], result))
     return call
+
+
+@lru_cache(maxsize=8)
+def _aside(what: str, address: int, nbytes: int) -> np.ndarray:
+    """Memory beside a buffer: the same in every call, so that its program is found again."""
+    return aligned_empty(nbytes)
 
 
 def _moved(
