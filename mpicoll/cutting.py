@@ -10,8 +10,6 @@ from .algorithms import Algorithm, Nodes
 from .plan import Copy, Op, Recv, Send
 
 KIB, MIB = 1 << 10, 1 << 20
-SLOT_NBYTES = 1 * MIB  # one staging slot of the window
-WINDOW_SLICE_NBYTES = 512 * KIB  # a round's work in the window: stays in a core's cache
 # Shorter vectors are staged even where they lie in the window.  Lines that a neighbour has read cost their
 # owner more to write again than a copy costs; long vectors have left the caches by then.
 IN_PLACE_NBYTES = 8 * MIB
@@ -39,9 +37,18 @@ def slices_for(algorithm: Algorithm, nbytes: int, size: int, nodes: Nodes) -> in
     return min(MOST, max(1, -(-nbytes // part)))
 
 
-def window_slices_for(nbytes: int, need: float) -> int:
+def slot_nbytes(size: int) -> int:
+    """Bytes of one staging slot of the window: what two overlapping slices need that stay in a core's cache.
+
+    With many ranks slices are longer, or their chunks would be too short to be worth a call.
+    """
+    return max(1 * MIB, 32 * KIB * size)
+
+
+def window_slices_for(nbytes: int, need: float, size: int) -> int:
     """How many slices keep a round in cache and its staging within a slot."""
-    most = min(WINDOW_SLICE_NBYTES, int(SLOT_NBYTES * 0.9 / max(need, 1e-9)))
+    slot = slot_nbytes(size)
+    most = min(slot // 2, int(slot * 0.9 / max(need, 1e-9)))
     return max(1, -(-nbytes // most))
 
 

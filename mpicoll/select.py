@@ -15,7 +15,7 @@ from .algorithms import COLLECTIVES, NATIVE, Algorithm, Nodes, get
 from .cutting import segments_for, slices_for, window_demand, window_slices_for
 
 TRANSPORTS = ("mpi", "window")
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 WINDOW_LEAST = 64 * KIB  # an algorithm asked for by name uses the window from here on
 
 
@@ -136,11 +136,11 @@ def _words(rule: Rule) -> str:
 # Measured on one node (see docs/benchmarks); across nodes by the algorithms' costs.
 DEFAULTS: tuple[Rule, ...] = (
     Rule("allreduce", "direct", "window", 64 * KIB, one_node=True),
-    Rule("reduce", "direct", "window", 64 * KIB, one_node=True),
-    Rule("reduce_scatter", "direct", "window", 64 * KIB, one_node=True),
-    Rule("allgather", "direct", "window", 256 * KIB, one_node=True),
-    Rule("alltoall", "direct", "window", 256 * KIB, one_node=True),
-    Rule("bcast", "direct", "window", 256 * KIB, one_node=True),
+    Rule("reduce", "direct", "window", 128 * KIB, one_node=True),
+    Rule("reduce_scatter", "direct", "window", 128 * KIB, one_node=True),
+    Rule("allgather", "direct", "window", 256 * KIB, 8 * MIB, one_node=True),
+    Rule("alltoall", "direct", "window", 256 * KIB, 8 * MIB, one_node=True),
+    Rule("bcast", "direct", "window", 128 * KIB, one_node=True),
     Rule("allreduce", "split_rail", least=256 * KIB, one_node=False),
     Rule("allreduce", "circulant", least=256 * KIB, one_node=False),
     *(Rule(collective, NATIVE) for collective in COLLECTIVES),
@@ -287,7 +287,8 @@ class Selection:
     def _cut(self, entry: Algorithm, rule: Rule, nbytes: int, passed: tuple[tuple[Rule, str], ...]) -> Choice:
         setting, segments, slices = self.setting, 1, 1
         if entry.name != NATIVE and rule.transport == "window":
-            slices = window_slices_for(nbytes, window_demand(entry, setting.size, 0) or 0)
+            need = window_demand(entry, setting.size, 0) or 0
+            slices = window_slices_for(nbytes, need, setting.size)
         elif entry.name != NATIVE:
             segments = segments_for(entry, nbytes)
             slices = slices_for(entry, nbytes, setting.size, setting.nodes)

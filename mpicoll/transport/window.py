@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from ..algorithms import Algorithm, get
 from ..arrays import aligned_empty
-from ..cutting import IN_PLACE_NBYTES, SLOT_NBYTES
-from ..errors import MismatchError
+from ..cutting import IN_PLACE_NBYTES, slot_nbytes
+from ..errors import ArgumentError, MismatchError
 from ..execute import Patience, Program, Strand
 from ..op import Call
 from ..plan import sliced
@@ -56,19 +56,24 @@ class Neighbours:
     slots: dict[int, tuple[int, int]] = field(default_factory=dict)
     lanes: int = 0
 
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one staging slot."""
+        return slot_nbytes(len(self.ranks))
+
     def reserve(self, lane: int) -> tuple[int, int] | None:
         """The staging slots of a lane; None where the arena has no room for them."""
         if lane not in self.slots:
-            start = self.arena.allocate(2 * SLOT_NBYTES)
+            start = self.arena.allocate(2 * self.slot_nbytes)
             if start is None:
                 return None
-            self.slots[lane] = (start, start + SLOT_NBYTES)
+            self.slots[lane] = (start, start + self.slot_nbytes)
         return self.slots[lane]
 
     def release(self, lane: int) -> None:
         """Give the slots of a lane back.  Local."""
         if lane in self.slots:
-            self.arena.release(self.slots.pop(lane)[0], 2 * SLOT_NBYTES)
+            self.arena.release(self.slots.pop(lane)[0], 2 * self.slot_nbytes)
 
     def free(self) -> None:
         """Give all slots back.  Local."""
@@ -163,13 +168,16 @@ def compile_window(
         inside = {base: offset for base, offset in offsets.items() if offset is not None}
     lowering = WindowLowering(layout, inside)
     steps = lowering.lower(sliced(plans, chunks))
+    if lowering.scratch > near.slot_nbytes:
+        need, most = lowering.scratch, near.slot_nbytes
+        raise ArgumentError(f"algorithm: {algorithm} needs {need} bytes of staging, expected at most {most}")
     memory = {
         WORK: aligned_empty(_work_extent(layout)),
         TEMPORARY: aligned_empty(lowering.temporary),
         **problem.memory,
     }
     for slot, offset in zip(SLOTS, near.slots[lane], strict=True):
-        memory[slot] = arena.view(arena.rank, offset, SLOT_NBYTES)
+        memory[slot] = arena.view(arena.rank, offset, near.slot_nbytes)
     landing = Landing(problem, lowering, steps, memory, near, lane)
     title = f"{problem.collective} {algorithm.name} in the window, {problem.nbytes} bytes"
     return WindowProgram(Strand(comm, landing.rounds(size, rank), tag), title, patience, landing)
