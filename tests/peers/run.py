@@ -1,7 +1,7 @@
 """mpi4py's own tests with mpicoll's communicator, every algorithm preferred in turn.
 
     python tests/peers/run.py             every algorithm at 1, 2, 3 and 5 ranks (some 15 minutes on 2 cores)
-    python tests/peers/run.py --sample    for CI: every algorithm on 2 ranks, some on 3 and 5 (2 minutes)
+    python tests/peers/run.py --sample    for CI: every algorithm on 2 ranks, some on 3 and 5 (some 90 s)
 
 The MPI is the one that this Python's mpi4py loads. Its tests come from the source distribution of the
 installed version, which pip downloads once into build/peers. A run prefers one algorithm of every collective
@@ -44,7 +44,10 @@ def suite() -> Path:
         BUILD.mkdir(parents=True, exist_ok=True)
         wanted = name.replace("-", "==")
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--no-binary", "mpi4py", wanted, "-d", str(BUILD)], check=True)
+        if subprocess.run([*pip, "--no-binary", "mpi4py", wanted, "-d", str(BUILD)]).returncode:
+            raise SystemExit(
+                f"pip could not download the source distribution of {wanted}, which has the tests"
+            )
         with tarfile.open(BUILD / f"{name}.tar.gz") as archive:
             archive.extractall(BUILD, filter="data")
     return found
@@ -64,7 +67,7 @@ class Case:
         if not self.own:
             return "mpi4py's own class"
         names = " ".join(f"{collective}={name}" for collective, name in self.preferred.items())
-        return f"{self.transport}: {names or 'our selection'}"
+        return f"{self.transport}: {names}" if names else "our selection"
 
     def environment(self) -> dict[str, str]:
         """The environment of the suite."""
@@ -74,7 +77,8 @@ class Case:
         if not self.own:
             return env
         env["COMM_CLASS"] = "mpicoll:Intracomm"
-        env["MPICOLL_TRANSPORT"] = self.transport
+        if self.transport:
+            env["MPICOLL_TRANSPORT"] = self.transport
         if not set(self.preferred.values()) - {"native"}:
             env["ALLOW_NATIVE"] = "1"
         return env | {f"MPICOLL_{collective.upper()}": name for collective, name in self.preferred.items()}
@@ -105,17 +109,13 @@ def cases(sample: bool, sizes: list[int]) -> list[Case]:
     """What is run, in order."""
     runs = columns()
     if not sample:
-        every = [({}, "mpi")] + [(each, transport) for each in runs for transport in ("mpi", "window")]
+        every = [({}, "")] + [(each, transport) for each in runs for transport in ("mpi", "window")]
         own = [Case(size, {}, "mpi", own=False) for size in sizes]
         return own + [Case(size, each, transport) for size in sizes for each, transport in every]
-    chosen = [Case(2, each, ("mpi", "window")[index % 2]) for index, each in enumerate(runs)]
-    chosen += [Case(3, each, "mpi", SHORT) for each in runs[1::2]] + [Case(3, runs[2], "window", SHORT)]
-    return [
-        *chosen,
-        Case(1, runs[1], "mpi"),
-        Case(5, runs[1], "mpi", SHORT),
-        Case(5, runs[4], "window", SHORT),
-    ]
+    chosen = [Case(2, {}, ""), Case(2, runs[1], "mpi"), Case(1, runs[1], "mpi", SHORT)]
+    chosen += [Case(2, each, ("mpi", "window")[index % 2], SHORT) for index, each in enumerate(runs)]
+    chosen += [Case(3, each, ("window", "mpi")[index % 2], SHORT) for index, each in enumerate(runs[1:4])]
+    return [*chosen, Case(5, runs[2], "mpi", SHORT)]
 
 
 def launch(case: Case, seconds: float) -> tuple[list[str], dict[str, object], str]:
@@ -163,7 +163,7 @@ def main() -> int:
         tests, skipped, planned = (report.get(key, "-") for key in ("tests", "skipped", "planned"))
         numbers = f"{case.size:>5} {tests:>6} {skipped:>8} {planned:>9} {len(wrong):>7} {took:>6.1f}"
         print(f"{numbers}  {case}", flush=True)
-        for line in wrong[:20]:
+        for line in wrong[:5]:
             print(f"      {line}", flush=True)
         if wrong:
             path = BUILD / f"failed-{failed}.log"
