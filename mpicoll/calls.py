@@ -242,10 +242,10 @@ def _native_spec(buffer: Buffer, spec: Any) -> Any:
     """The argument as the MPI's own collective takes it: as it came where it can."""
     if buffer.dtype is None:
         return spec
-    if buffer.restore is None and buffer.dtype.char in NATIVE and not buffer.dtype.names:
-        return spec
     known = buffer.mpitype or NATIVE.get(buffer.dtype.char)
-    return [buffer.data, buffer.count, known] if known else [buffer.data, buffer.nbytes, MPI.BYTE]
+    if buffer.restore is None and known and isinstance(spec, np.ndarray) and not buffer.dtype.names:
+        return spec
+    return [buffer.data, known or MPI.BYTE]  # without a count, which for some is that of one rank
 
 
 def _block(at: Place, buffer: Buffer, name: str) -> int:
