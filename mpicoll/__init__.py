@@ -31,6 +31,7 @@ _rooms = (
     "optim",
     "plan",
     "record",
+    "sampler",
     "select",
     "verify",
 )
