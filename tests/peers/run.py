@@ -125,7 +125,7 @@ def launch(case: Case, seconds: float) -> tuple[list[str], dict[str, object], st
         "-n",
         str(case.size),
         "--timeout",
-        str(seconds + 30),
+        str(seconds + 10),
         str(HERE / "mpi4py_suite.py"),
         *case.modules,
     ]
