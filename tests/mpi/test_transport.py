@@ -12,6 +12,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.state import KEPT
 from mpicoll.transport import arena as arenas
+from mpicoll.transport import window
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 N = 12000 * SIZE  # a multiple of the size, above every threshold of the window
@@ -29,6 +30,12 @@ def comms(world):
     yield found
     for comm in found.values():
         comm.Free()
+
+
+@pytest.fixture(autouse=True)
+def read_in_place(monkeypatch):
+    """What lies in the window is read there at every size, not only where that is faster."""
+    monkeypatch.setattr(window, "IN_PLACE_NBYTES", 0)
 
 
 @pytest.fixture
@@ -74,11 +81,11 @@ def test_views_at_odd_offsets(comm, places, offset):
     pools = [make(N + 5000, "u1") for make in PLACES[places](comm)]
     send, recv = (pool[offset : offset + N] for pool in pools)
     pools[1][:], send[:] = 7, np.arange(N) % 251
-    comm.Alltoall(send, recv)
+    comm.Alltoall(send, recv, algorithm="direct")
     block = N // SIZE
     assert (recv.reshape(SIZE, -1) == send[RANK * block :][:block]).all()
     recv[:] = 0
-    comm.Bcast(send if RANK == SIZE - 1 else recv, root=SIZE - 1)
+    comm.Bcast(send if RANK == SIZE - 1 else recv, root=SIZE - 1, algorithm="direct")
     assert (recv == np.arange(N) % 251).all() or RANK == SIZE - 1
     assert (pools[1][:offset] == 7).all() and (pools[1][offset + N :] == 7).all()
 
@@ -236,9 +243,10 @@ def test_message_of_many_slices(comms, collective):
     for comm in comms.values():
         y = x[0].copy() if collective == "Bcast" and RANK == 0 else np.zeros(n, "i4")
         if collective == "Bcast":
-            comm.Bcast(y)
+            comm.Bcast(y, algorithm="direct")
         elif collective == "Reduce":
-            comm.Reduce(x[RANK], y if RANK == 0 else None)
+            comm.Reduce(x[RANK], y if RANK == 0 else None, algorithm="direct")
         else:
-            getattr(comm, collective)(x[RANK][: block if collective == "Allgather" else n], y)
+            send = x[RANK][: block if collective == "Allgather" else n]
+            getattr(comm, collective)(send, y, algorithm="direct")
         assert (collective == "Reduce" and RANK) or (y == want).all()
