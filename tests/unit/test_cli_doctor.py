@@ -91,6 +91,10 @@ def test_slurm_with_the_right_plugin():
     assert any("--mpi=pmix" in found.text for found in diagnose(facts))
 
 
+def test_slurm_without_a_cluster():
+    assert troubles(slurm={"version": "", "plugins": "fetch_config: DNS SRV lookup failed"}) == {}
+
+
 def test_ldconfig():
     listing = (
         "2 libs found in cache `/etc/ld.so.cache'\n"
