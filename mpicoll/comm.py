@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from . import record, serve
 from .algorithms import NATIVE
-from .algorithms.registry import COLLECTIVES, REDUCTIONS, Function
+from .algorithms.registry import COLLECTIVES, REDUCTIONS
 from .arrays import NATIVE as NATIVE_TYPES
 from .calls import BUILDERS
 from .errors import ArgumentError
 from .op import AVG, native_serves
 from .select import Choice
+from .serve import Asked
 from .state import State, attach, attached, detach
 from .transport.arena import empty
-
-Asked: TypeAlias = (
-    str | Function | None
-)  # `algorithm=`: a name, or a function of (rank, size) that yields rounds
 
 _ndarray = np.ndarray
 _allreduce = MPI.Intracomm.Allreduce
@@ -415,7 +412,9 @@ class Intracomm(MPI.Intracomm):
         return self._state
 
     def _run(self, name: str, asked: Asked, *arguments: Any) -> None:
-        if asked is None and not record.timed:
+        # where ranks tell each other their counts all must do it here: mpi4py cannot for a strided array
+        telling = name == "Reduce_scatter" and arguments[2] is None
+        if asked is None and not record.timed and not telling:
             full = arguments[_FULL[name]] if name in _FULL else None
             small = full.nbytes < self._quick.get(name, 0) if type(full) is _ndarray else False
             if small and full.dtype.char in _NUMBERS or name == "Barrier" and self._quick.get(name, 0):

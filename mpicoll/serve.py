@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -25,7 +25,8 @@ from .requests import nonblocking, persistent
 from .select import Choice
 from .state import BLOCKING, LANES, State
 
-Asked = str | Function | None
+# `algorithm=`: a name, or a function of (rank, size) that yields rounds
+Asked: TypeAlias = str | Function | None
 
 
 def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) -> None:

@@ -164,6 +164,13 @@ def test_counts_that_ranks_tell_each_other(comm):
     np.testing.assert_array_equal(part, np.arange(first, first + part.size) * ALL)
 
 
+def test_counts_are_told_where_layouts_differ(comm):
+    whole = np.repeat(mine(2 * SIZE), 2)[::2] if RANK == 0 else mine(2 * SIZE)
+    part = np.zeros(2)
+    comm.Reduce_scatter(whole, part)
+    np.testing.assert_array_equal(part, np.arange(2 * RANK, 2 * RANK + 2) * ALL)
+
+
 # -- operators -----------------------------------------------------------------------------------------
 
 
