@@ -40,7 +40,7 @@ def test_what_the_mpi_refuses_is_served_by_plans():
                 assert choice.entry.unmet(4, commutative=commutative, nodes=PLAIN.nodes) is None
 
 
-@pytest.mark.parametrize("transport", ["", "mpi", "window"])
+@pytest.mark.parametrize("transport", ["", "mpi", "window"], ids="forced {}".format)
 def test_preferences_serve_every_size(transport):
     environ = {"MPICOLL_ALLREDUCE": "ring", "MPICOLL_TRANSPORT": transport}
     for nbytes in (0, 8, 16 * MIB):
