@@ -143,8 +143,10 @@ def test_warm_and_cold_ranks(comms):
                 assert (x == ALL + turn * SIZE).all(), (algorithm, turn)
 
 
-def test_full_window(world):
+def test_full_window(world, monkeypatch):
     """Arrays take what there is; later ones are ordinary, and collectives go on, new ones too."""
+    monkeypatch.setenv("MPICOLL_ARENA", str(64 << 20))
+    monkeypatch.setattr(arenas, "_made", [])
     comm = mpicoll.Intracomm(world.Dup())
     if comm._state.near is None:
         pytest.skip("no shared window")
@@ -215,7 +217,9 @@ def test_small_arena(world, monkeypatch):
     comm.Free()
 
 
-def test_communicators_share_one_arena(world):
+def test_communicators_share_one_arena(world, monkeypatch):
+    monkeypatch.setenv("MPICOLL_ARENA", str(64 << 20))
+    monkeypatch.setattr(arenas, "_made", [])
     one, other = (mpicoll.Intracomm(world.Split(0, key)) for key in (RANK, -RANK))
     if one._state.near is None:
         pytest.skip("no shared window")
