@@ -2,6 +2,7 @@
 
 from functools import cache, reduce
 from itertools import groupby, product
+from zlib import crc32
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,7 @@ BOOLEAN = {"LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor}
 BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 UFUNCS = {"SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, **BOOLEAN, **BITWISE}
 OPS = [*UFUNCS, "AVG", "user", "ordered"]
+DEALT = ("form", "memory", "root")  # the full matrix deals these out instead of multiplying with them
 
 METHODS = {
     "allreduce": "Allreduce",
@@ -93,6 +95,16 @@ def name(collective, case):
     return "-".join([collective, *(str(value if value is not None else "auto") for value in case.values())])
 
 
+def deal(case, values):
+    """Give a case one value of each factor that is not multiplied out, the same on every rank."""
+    digits = crc32(name("", case).encode())
+    for factor in DEALT:
+        if factor in values:
+            digits, index = divmod(digits, len(values[factor]))
+            case[factor] = values[factor][index]
+    return case
+
+
 def groups(full):
     """Lists of cases with an id each: one list is one test."""
     for collective in METHODS:
@@ -101,8 +113,9 @@ def groups(full):
             for case in pairwise(values, lambda case, c=collective: allowed(c, case)):
                 yield name(collective, case), collective, [case]
             continue
-        cases = (dict(zip(values, each, strict=True)) for each in product(*values.values()))
-        chosen = (case for case in cases if allowed(collective, case))
+        varied = {factor: choices for factor, choices in values.items() if factor not in DEALT}
+        cases = (dict(zip(varied, each, strict=True)) for each in product(*varied.values()))
+        chosen = (deal(case, values) for case in cases if allowed(collective, case))
         # algorithm and dtype vary slowest
         for (algorithm, dtype), same in groupby(chosen, lambda case: (case["algorithm"], case.get("dtype"))):
             yield f"{collective}-{algorithm or 'auto'}-{dtype}", collective, list(same)

@@ -2,7 +2,8 @@
 
 Every case calls three times with other data in the same buffers: cold, warm, warm. Results must equal what
 NumPy computes from all ranks' inputs, and what the MPI's own collective gives where it can. A pairwise sample
-runs by default; all combinations with --matrix or MPICOLL_MATRIX=full.
+runs by default; all combinations with --matrix or MPICOLL_MATRIX=full, each with one of the forms, kinds of
+memory and roots.
 """
 
 import os
