@@ -52,6 +52,12 @@ def segment_nbytes(ranks: int, free: int | None, wanted: int | None) -> int:
     return 0 if nbytes < LEAST_NBYTES else nbytes // 4096 * 4096
 
 
+def translated(comm: MPI.Intracomm, group: MPI.Group) -> list[int]:
+    """For every rank of a communicator its rank in a group."""
+    mine = comm.Get_group()
+    return list(MPI.Group.Translate_ranks(mine, list(range(mine.size)), group))
+
+
 def shared_memory_free() -> int | None:
     """Free bytes in the file system that holds shared windows."""
     try:
@@ -73,7 +79,7 @@ def create(node: MPI.Intracomm) -> Arena | None:
     asked = os.environ.get("MPICOLL_ARENA")
     if node.allreduce(asked is None or int(asked) > 0, MPI.LAND):
         for arena in _made:
-            if MPI.UNDEFINED not in MPI.Group.Translate_ranks(node.Get_group(), None, arena.group):
+            if MPI.UNDEFINED not in translated(node, arena.group):
                 return arena
     nbytes = segment_nbytes(node.size, shared_memory_free(), None if asked is None else int(asked))
     nbytes = node.allreduce(nbytes, MPI.MIN)
