@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .algorithms import COLLECTIVES, NATIVE, Algorithm, Nodes, get
-from .cutting import segments_for, slices_for, window_demand, window_slices_for
+from .cutting import KIB, MIB, segments_for, slices_for, window_demand, window_slices_for
 
 TRANSPORTS = ("mpi", "window")
-KIB, MIB = 1 << 10, 1 << 20
 WINDOW_LEAST = 64 * KIB  # an algorithm asked for by name uses the window from here on
 
 
@@ -76,14 +75,16 @@ class Choice:
 
     Attributes
     ----------
-    algorithm
-        Its name.
+    entry, algorithm
+        The algorithm, and its name.
     transport
         `"mpi"` or `"window"`; of no meaning for the native algorithm.
     segments, slices
         How the message is cut: by the algorithm, or by running it on one part after the other.
     rule
         The rule that matched.
+    nbytes
+        Bytes of the full vector.
     passed
         Rules that came first and could not serve, with the reason.
     """
@@ -171,7 +172,10 @@ def preferred(environ: Mapping[str, str] = os.environ) -> tuple[Rule, ...]:
         variable = f"MPICOLL_{collective.upper()}"
         name = environ.get(variable)
         if name:
-            get(collective, name)
+            try:
+                get(collective, name)
+            except ValueError as error:
+                raise ValueError(f"{variable}={name}: {error}") from error
             least = 0 if transport == "window" else WINDOW_LEAST
             rules += [
                 Rule(collective, name, "window", least, why=variable),
@@ -217,6 +221,7 @@ class Selection:
         commutative: bool = True,
         native: bool = True,
         algorithm: Algorithm | None = None,
+        root: int = 0,
     ) -> Choice:
         """The first rule that can serve.
 
@@ -230,22 +235,29 @@ class Selection:
             Whether the MPI's own takes the type and operator.
         algorithm
             Asked for in the call: it serves, or the call is refused.
+        root
+            Of the call; 0 where there is none.
 
         Raises
         ------
         ValueError
-            ValueError
             Where the algorithm that was asked for cannot serve, saying why.
         """
-        key = collective, nbytes, commutative, native, algorithm
+        key = collective, nbytes, commutative, native, algorithm, root
         if key not in self._known:
             if len(self._known) > 4096:
                 self._known.clear()
-            self._known[key] = self._choose(collective, nbytes, commutative, native, algorithm)
+            self._known[key] = self._choose(*key)
         return self._known[key]
 
     def _choose(
-        self, collective: str, nbytes: int, commutative: bool, native: bool, algorithm: Algorithm | None
+        self,
+        collective: str,
+        nbytes: int,
+        commutative: bool,
+        native: bool,
+        algorithm: Algorithm | None,
+        root: int,
     ) -> Choice:
         rules: Sequence[Rule] = self.rules
         if algorithm is not None:
@@ -261,15 +273,16 @@ class Selection:
             if rule.one_node is not None and rule.one_node != self.setting.one_node:
                 continue
             entry = algorithm or get(collective, rule.algorithm)
-            reason = self._unmet(entry, rule, commutative, native)
+            reason = self._unmet(entry, rule, commutative, native, root)
             if reason is None:
-                return self._cut(entry, rule, nbytes, tuple(passed))
+                cuts = self._cut(entry, rule, nbytes, root)
+                return Choice(entry, rule.transport, *cuts, rule, nbytes, tuple(passed))
             passed.append((rule, reason))
         if algorithm is not None:
             raise ValueError(passed[-1][1])
         raise ValueError(f"nothing serves {collective} of {nbytes} bytes: {'; '.join(_reasons(passed))}")
 
-    def _unmet(self, entry: Algorithm, rule: Rule, commutative: bool, native: bool) -> str | None:
+    def _unmet(self, entry: Algorithm, rule: Rule, commutative: bool, native: bool, root: int) -> str | None:
         """Why an algorithm cannot serve here, None if it can."""
         setting = self.setting
         if entry.name == NATIVE:
@@ -280,16 +293,15 @@ class Selection:
             if not setting.window:
                 return "the ranks have no shared window"
         reason = entry.unmet(setting.size, commutative=commutative, nodes=setting.nodes)
-        if reason is None and rule.transport == "window" and window_demand(entry, setting.size, 0) is None:
+        if reason is None and rule.transport == "window" and window_demand(entry, setting.size, root) is None:
             return f"{entry} does not suit a window: its messages cross rounds"
         return reason
 
-    def _cut(self, entry: Algorithm, rule: Rule, nbytes: int, passed: tuple[tuple[Rule, str], ...]) -> Choice:
-        setting, segments, slices = self.setting, 1, 1
-        if entry.name != NATIVE and rule.transport == "window":
-            need = window_demand(entry, setting.size, 0) or 0
-            slices = window_slices_for(nbytes, need, setting.size)
-        elif entry.name != NATIVE:
-            segments = segments_for(entry, nbytes)
-            slices = slices_for(entry, nbytes, setting.size, setting.nodes)
-        return Choice(entry, rule.transport, segments, slices, rule, nbytes, passed)
+    def _cut(self, entry: Algorithm, rule: Rule, nbytes: int, root: int) -> tuple[int, int]:
+        """Segments and slices."""
+        size = self.setting.size
+        if entry.name == NATIVE:
+            return 1, 1
+        if rule.transport == "window":
+            return 1, window_slices_for(nbytes, window_demand(entry, size, root) or 0, size)
+        return segments_for(entry, nbytes), slices_for(entry, nbytes, size, self.setting.nodes)

@@ -15,7 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from . import verify
-from .algorithms import NATIVE, Algorithm, get
+from .algorithms import SHIPPED, Algorithm, get
 from .algorithms.registry import Function
 from .calls import Call, Place
 from .errors import ArgumentError, MismatchError
@@ -64,7 +64,8 @@ class State:
         self.issued = 0  # non-blocking calls
         self.persistent = 0  # persistent calls made
         self.broken: str | None = None
-        self._admitted: dict[tuple[Any, ...], tuple[Algorithm, bool]] = {}
+        self._admitted: dict[tuple[Any, ...], Algorithm] = {}
+        self._reports: dict[tuple[Any, ...], verify.Report] = {}
         limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
         self._tags = (limit + 1) // WIDTH * WIDTH
         at_exit(self)
@@ -102,15 +103,15 @@ class State:
     def choose(self, call: Call, algorithm: str | Function | None) -> tuple[Choice, bool]:
         """What serves a call, and whether its messages are cut alike at both ends."""
         problem, reducer = call.problem, call.problem.reducer
-        alike = algorithm is None or self._admit(problem.collective, algorithm, problem.root)[1]
         commutative = reducer is None or reducer.commutative
         choice = self.explain(
             problem.collective, problem.nbytes, commutative, call.native, algorithm, problem.root
         )
+        report = self._verified(choice.entry, problem.root, choice.segments)
         if choice.passed and self.rank == 0 and choice.slight and choice.slight not in _told_once:
             _told_once.add(choice.slight)
             print(f"mpicoll: {choice.slight}", file=sys.stderr, flush=True)
-        return choice, alike
+        return choice, report is None or report.alike
 
     def explain(
         self,
@@ -122,16 +123,16 @@ class State:
         root: int = 0,
     ) -> Choice:
         """What would serve a call."""
-        entry = None if algorithm is None else self._admit(collective, algorithm, root)[0]
+        entry = None if algorithm is None else self._admit(collective, algorithm, root)
         try:
             return self.selection.choose(
-                collective, nbytes, commutative=commutative, native=native, algorithm=entry
+                collective, nbytes, commutative=commutative, native=native, algorithm=entry, root=root
             )
         except ValueError as error:
             raise ArgumentError(f"algorithm: {error}") from error
 
-    def _admit(self, collective: str, algorithm: str | Function, root: int) -> tuple[Algorithm, bool]:
-        """An algorithm that was asked for: a registered name, or a function that is verified first."""
+    def _admit(self, collective: str, algorithm: str | Function, root: int) -> Algorithm:
+        """An algorithm that was asked for: a registered name, or a function."""
         if not isinstance(algorithm, str) and not callable(algorithm):
             raise ArgumentError(
                 f"algorithm: got {algorithm!r}, expected a name or a function of (rank, size)"
@@ -140,14 +141,26 @@ class State:
         if key not in self._admitted:
             try:
                 entry = get(collective, algorithm)
-                alike = True
-                if entry.name != NATIVE and entry is not _registered(collective, entry.name):
-                    report = verify.check(entry, self.size, root=root, nodes=self.nodes)
-                    entry, alike = replace(entry, commutative=not report.ordered), report.alike
             except ValueError as error:
                 raise ArgumentError(f"algorithm: {error}") from error
-            self._admitted[key] = entry, alike
+            report = self._verified(entry, root)
+            if report is not None and report.ordered:
+                entry = replace(entry, commutative=False)
+            self._admitted[key] = entry
         return self._admitted[key]
+
+    def _verified(self, entry: Algorithm, root: int, segments: int = 1) -> verify.Report | None:
+        """What the verifier says of an algorithm here, before it is first used; None for one of ours."""
+        if SHIPPED.get((entry.collective, entry.name)) is entry:
+            return None
+        key = entry.collective, entry.function, root, segments
+        if key not in self._reports:
+            try:
+                report = verify.check(entry, self.size, root=root, segments=segments, nodes=self.nodes)
+            except ValueError as error:
+                raise ArgumentError(f"algorithm: {entry}: {error}") from error
+            self._reports[key] = report
+        return self._reports[key]
 
     def program(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
         """The program for a call, compiled if it is the first of its kind.  Never communicates."""
@@ -245,14 +258,6 @@ class State:
         self.known.clear()
         if self.near is not None:
             self.near.free()
-
-
-def _registered(collective: str, name: str) -> Algorithm | None:
-    """The registered algorithm of that name, None if there is none."""
-    try:
-        return get(collective, name)
-    except ValueError:
-        return None
 
 
 def _told(signature: Sequence[Any]) -> str:
