@@ -305,6 +305,29 @@ def test_functions_are_verified_first(comm):
     assert (x == ALL).all()
 
 
+def test_what_the_environment_names_is_verified_first(world, monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text("def lossy(rank, size):\n    yield []\n")
+    monkeypatch.setenv("MPICOLL_ALLREDUCE", f"{tmp_path / 'mine.py'}:lossy")
+    comm = mpicoll.Intracomm(world.Dup())
+    if SIZE > 1:
+        with pytest.raises(ArgumentError, match=r"allreduce lossy: rank 0.*chunk \d"):
+            comm.Allreduce(X, Y)
+    comm.Free()
+
+
+def test_what_is_registered_is_verified_first(comm):
+    @mpicoll.algorithms.register("allreduce")
+    def unordered(rank, size):
+        yield from mpicoll.algorithms.registry["allreduce"]["ring"].function(rank, size)
+
+    try:
+        if SIZE > 1:
+            with pytest.raises(ArgumentError, match="out of rank order, but is declared to keep it"):
+                comm.Allreduce(X, Y, algorithm="unordered")
+    finally:
+        del mpicoll.algorithms.registry["allreduce"]["unordered"]
+
+
 @pytest.mark.skipif(not SIZE & (SIZE - 1), reason="needs a number of ranks that is no power of two")
 def test_requirements(world, monkeypatch, capfd):
     monkeypatch.setenv("MPICOLL_ALLGATHER", "recursive_doubling")
