@@ -42,6 +42,10 @@ class Call:
         renew = [b.renew for b in self.buffers if b is not None and b.renew is not None and b.unlike(native)]
         return [*(renew if again else ()), *(() if native else self.problem.prelude)]
 
+    def packed(self) -> bool:
+        """Whether the MPI's own works on copies of ours, or leaves something to do: we must stay with it."""
+        return bool(self.prelude(native=True, again=True) or self.finale(native=True))
+
     def finale(self, *, native: bool) -> list[Callable[[], Any]]:
         """Calls after the end: what the plan left to do, the division of `AVG`, unpacking."""
         problem, todo = self.problem, [] if native else list(self.problem.finale)

@@ -6,7 +6,7 @@ Bytes travel, and ranks reduce with NumPy: so float16, bfloat16 and bool work li
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Reducer:
         """`out = left op right` on byte arrays, as a call to make later; `out` may be an operand."""
         if self.ufunc is not None:
             a, b, c = left.view(self.dtype), right.view(self.dtype), out.view(self.dtype)
-            return self.ufunc, (a, b, c)
+            return partial(self.ufunc, a, b, out=c), ()  # by name: NumPy wants it so for some
         return self._by_mpi, (left, right, out)
 
     def _by_mpi(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:

@@ -97,7 +97,7 @@ def begin(
         choice = replace(choice, entry=get(call.problem.collective, NATIVE))
         function = partial(getattr(MPI.Intracomm, form), comm, *call.arguments)
         record.note(call.problem.collective, NATIVE, call.problem.nbytes)
-        if not call.finale(native=True):
+        if not call.packed():
             return function()
         program: Any = NativeRun(function, form)
         queue: deque[Operation] = deque()
@@ -132,7 +132,7 @@ def prepare(
     )
     if native:
         choice = replace(choice, entry=get(call.problem.collective, NATIVE))
-        if own is not None and not call.finale(native=True):
+        if own is not None and not call.packed():
             record.note(call.problem.collective, NATIVE, call.problem.nbytes)
             return own(comm, *call.arguments, info)
         program: Any = _native_again(comm, name, call, info)

@@ -13,7 +13,7 @@ from mpicoll import ArgumentError
 from mpicoll.op import AVG
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
-N = 24  # a multiple of every size that the suite runs at
+N = 840  # a multiple of every size up to 8
 ALL = sum(range(1, SIZE + 1))
 
 

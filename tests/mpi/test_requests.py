@@ -181,12 +181,21 @@ def test_calls_are_local(comm, world):
     assert (x == SIZE).all()
 
 
-def test_arguments_live_as_long_as_the_request(comm):
-    got = np.empty(N)
-    request = comm.Iallreduce(np.full(N, RANK + 1.0), got, algorithm="ring")
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_packed_copies_live_as_long_as_the_request(comm, algorithm):
+    grid, got = np.full((N, 2), RANK + 1.0), np.empty(N)
+    request = comm.Iallreduce(grid[:, 0], got, algorithm=algorithm)
     _ = [np.zeros(N) for _ in range(5)]  # would fall into freed memory
     request.Wait()
     assert (got == ALL).all()
+    request = comm.Allreduce_init(grid[:, 0], got, algorithm=algorithm)
+    for turn in range(3):  # packed anew for every start
+        grid[:] = RANK + 1 + turn
+        request.Start()
+        _ = [np.zeros(N) for _ in range(5)]
+        request.Wait()
+        assert (got == ALL + SIZE * turn).all()
+    request.Free()
 
 
 def test_statuses_and_spent_requests(comm):
