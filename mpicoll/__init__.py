@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 _homes = {
     "Intracomm": "comm",
     "ArgumentError": "errors",
+    "MismatchError": "errors",
+    "StallError": "errors",
     "stats": "record",
     "PlanError": "verify",
     "Send": "plan",

@@ -80,7 +80,7 @@ class Buckets(Mapping[str, "NDArray[Any]"]):
 
     A mapping from the parameters' names to arrays of the same shapes, to be written by the backward pass
     (``np.matmul(..., out=gradients[name])``), so that nothing is packed before a call or unpacked after it.
-    Making one is collective over `comm`, since the buckets come from ``comm.empty``.
+    The buckets come from ``comm.empty``: on one node they lie in memory that its ranks share.
 
     Parameters
     ----------

@@ -29,8 +29,12 @@ class ArgumentError(_Told, ValueError):
 
 
 class MismatchError(ArgumentError):
-    """Ranks called one collective with arguments that do not fit together."""
+    """Ranks called one collective with arguments that do not fit together.
+
+    With `MPICOLL_CHECK=1` it is found before anything is sent, on every rank; otherwise by the ranks whose
+    messages turn out to have the wrong length, and their communicator cannot be used any more.
+    """
 
 
 class StallError(_Told):
-    """A collective made no progress for longer than `MPICOLL_TIMEOUT` seconds."""
+    """Nothing moved for longer than `MPICOLL_TIMEOUT` seconds: says which ranks a collective waits for."""
