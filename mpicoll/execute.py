@@ -11,11 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from mpi4py import MPI
 
 from .errors import MismatchError, StallError
+from .settings import number
 from .transport.bound import Bound
 
 _testall = MPI.Request.Testall
@@ -40,8 +42,8 @@ class Patience:
 
     def __init__(self, spins: int) -> None:
         self.spins = spins
-        self.stall = float(os.environ.get("MPICOLL_STALL", 60))
-        self.timeout = float(os.environ.get("MPICOLL_TIMEOUT", "inf"))
+        self.stall = number("MPICOLL_STALL", 60.0)
+        self.timeout = number("MPICOLL_TIMEOUT", inf)
 
     def wait(self, poll: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Return when `poll()` is true."""

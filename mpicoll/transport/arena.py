@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arrays import address_of, aligned_empty, host_view
+from ..settings import number
 
 ALIGNMENT = 64
 DEFAULT_NBYTES = 256 << 20
@@ -29,7 +30,7 @@ SHM = "/dev/shm"
 _made: list[Arena] = []  # of this process, in an order that the ranks of each have in common
 
 
-def segment_nbytes(ranks: int, free: int | None, wanted: int | None) -> int:
+def segment_nbytes(ranks: int, free: int | None, wanted: int) -> int:
     """Bytes of a rank's segment: what was asked for, within half of the room in shared memory.
 
     Parameters
@@ -39,16 +40,14 @@ def segment_nbytes(ranks: int, free: int | None, wanted: int | None) -> int:
     free
         Free bytes in shared memory, None where that is unknown.
     wanted
-        `MPICOLL_ARENA`, None where it is not set.
+        `MPICOLL_ARENA`, or `DEFAULT_NBYTES`.
 
     Returns
     -------
     int
         0 where the room is too small to be useful.
     """
-    nbytes = DEFAULT_NBYTES if wanted is None else wanted
-    if free is not None:
-        nbytes = min(nbytes, free // 2 // ranks)
+    nbytes = wanted if free is None else min(wanted, free // 2 // ranks)
     return 0 if nbytes < LEAST_NBYTES else nbytes // 4096 * 4096
 
 
@@ -76,15 +75,15 @@ def create(node: MPI.Intracomm) -> Arena | None:
     """
     if node.size == 1:
         return None
-    asked = os.environ.get("MPICOLL_ARENA")
-    if node.allreduce(asked is None or int(asked) > 0, MPI.LAND):
+    wanted = number("MPICOLL_ARENA", DEFAULT_NBYTES)
+    if node.allreduce(wanted > 0, MPI.LAND):
         for arena in _made:
             if MPI.UNDEFINED not in translated(node, arena.group):
                 return arena
-    nbytes = segment_nbytes(node.size, shared_memory_free(), None if asked is None else int(asked))
+    nbytes = segment_nbytes(node.size, shared_memory_free(), wanted)
     nbytes = node.allreduce(nbytes, MPI.MIN)
     if not nbytes:
-        if node.rank == 0 and (asked is None or int(asked)):
+        if node.rank == 0 and wanted:
             need = node.size * LEAST_NBYTES * 2 >> 20
             warnings.warn(
                 f"mpicoll: {SHM} has too little room for a shared window (expected {need} MiB free for "
