@@ -41,7 +41,7 @@ def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: t
         record.note(collective, algorithm, nbytes)
         return
     began = perf_counter() if record.timed else 0.0
-    call, choice, alike = _prepare(state, name, asked, arguments)
+    call, choice, alike = _prepare(state, name, name, asked, arguments)
     native = choice.algorithm == NATIVE
     finale = call.finale(native=native)
     if native:
@@ -91,9 +91,10 @@ def begin(
     comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: tuple[Any, ...]
 ) -> MPI.Request:
     """A non-blocking call."""
-    call, choice, alike = _prepare(state, name, asked, arguments)
     form = f"I{name.lower()}"
+    call, choice, alike = _prepare(state, form, name, asked, arguments)
     if choice.algorithm == NATIVE or (not state.threaded and asked is None and call.native):
+        _tell_of_threads(state, choice)
         choice = replace(choice, entry=get(call.problem.collective, NATIVE))
         function = partial(getattr(MPI.Intracomm, form), comm, *call.arguments)
         record.note(call.problem.collective, NATIVE, call.problem.nbytes)
@@ -125,12 +126,13 @@ def prepare(
     comm: MPI.Intracomm, state: State, name: str, asked: Asked, info: MPI.Info, arguments: tuple[Any, ...]
 ) -> MPI.Prequest:
     """A persistent call."""
-    call, choice, alike = _prepare(state, name, asked, arguments)
+    call, choice, alike = _prepare(state, f"{name}_init", name, asked, arguments)
     own = getattr(MPI.Intracomm, f"{name}_init", None)
     native = choice.algorithm == NATIVE or (
         not state.threaded and asked is None and call.native and own is not None
     )
     if native:
+        _tell_of_threads(state, choice)
         choice = replace(choice, entry=get(call.problem.collective, NATIVE))
         if own is not None and not call.packed():
             record.note(call.problem.collective, NATIVE, call.problem.nbytes)
@@ -200,13 +202,21 @@ class NativeRun:
             self.persistent.Free()
 
 
-def _prepare(state: State, name: str, asked: Asked, arguments: tuple[Any, ...]) -> tuple[Call, Choice, bool]:
+def _prepare(
+    state: State, form: str, name: str, asked: Asked, arguments: tuple[Any, ...]
+) -> tuple[Call, Choice, bool]:
     state.usable()
     call = BUILDERS[name](state.at, *arguments)
     if state.checks:
-        state.check(call, name if asked is None else f"{name} by {getattr(asked, '__name__', asked)}")
+        state.check(call, form if asked is None else f"{form} by {getattr(asked, '__name__', asked)}")
     choice, alike = state.choose(call, asked)
     return call, choice, alike
+
+
+def _tell_of_threads(state: State, choice: Choice) -> None:
+    """Say what is lost where the MPI's own serves although a plan was chosen."""
+    if choice.algorithm != NATIVE:
+        state.tell("without MPI_THREAD_MULTIPLE on every rank the MPI's own serve the I- and _init forms")
 
 
 def _on_lane(state: State, choice: Choice, lane: int) -> Choice:

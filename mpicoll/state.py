@@ -108,9 +108,8 @@ class State:
             problem.collective, problem.nbytes, commutative, call.native, algorithm, problem.root
         )
         report = self._verified(choice.entry, problem.root, choice.segments)
-        if choice.passed and self.rank == 0 and choice.slight and choice.slight not in _told_once:
-            _told_once.add(choice.slight)
-            print(f"mpicoll: {choice.slight}", file=sys.stderr, flush=True)
+        if choice.passed and choice.slight:
+            self.tell(choice.slight)
         return choice, report is None or report.alike
 
     def explain(
@@ -226,6 +225,12 @@ class State:
             raise MismatchError(
                 f"the ranks call different collectives: ranks {odd} differ from rank 0 ({told})"
             )
+
+    def tell(self, words: str) -> None:
+        """Say something on rank 0, once in a process."""
+        if self.rank == 0 and words not in _told_once:
+            _told_once.add(words)
+            print(f"mpicoll: {words}", file=sys.stderr, flush=True)
 
     def release(self, lane: int) -> None:
         """Give the staging slots of a persistent call back.  Local."""
