@@ -56,8 +56,7 @@ class State:
             self._node.Free()
         self.selection = Selection(Setting(self.size, self.nodes, self.near is not None))
         self.checks = os.environ.get("MPICOLL_CHECK", "0") not in ("", "0")
-        here = len(self.nodes[places.index(self.homes[self.rank])])
-        self.patience = Patience(spins=2000 if here <= _cores() else 20)
+        self.patience = Patience(spins=20 if self.crowded else 2000)
         self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self.known: dict[Any, tuple[Any, ...]] = {}  # blocking calls that may skip all checks
         self.lanes: list[deque[Operation]] = [deque() for _ in range(LANES)]
@@ -70,14 +69,16 @@ class State:
         self._tags = (limit + 1) // WIDTH * WIDTH
         at_exit(self)
 
-    def _find_homes(self, parent: State | None) -> list[tuple[int, ...]]:
-        """For every rank, something that its node's ranks have in common."""
+    def _find_homes(self, parent: State | None) -> list[int]:
+        """For every rank what its node's ranks have in common; and whether they have to share cores."""
         if parent is not None:
-            ranks = MPI.Group.Translate_ranks(self.private.Get_group(), None, parent.private.Get_group())
-            return [parent.homes[r] for r in ranks]
+            self.crowded = parent.crowded
+            return [parent.homes[r] for r in arenas.translated(self.private, parent.private.Get_group())]
         node = self.private.Split_type(MPI.COMM_TYPE_SHARED)
         self._node = node
-        return [(leader,) for leader in self.private.allgather(node.bcast(self.rank))]
+        cores: set[int] = set().union(*node.allgather(_cores()))  # a launcher may bind each rank to its own
+        self.crowded = node.size > len(cores)
+        return self.private.allgather(node.bcast(self.rank))
 
     def _find_neighbours(self, parent: State | None) -> Neighbours | None:
         """The shared window, where all ranks are on one node and have room for a staging slot."""
@@ -89,8 +90,7 @@ class State:
             arena = arenas.create(self._node if parent is None else self.private)
         if arena is None:
             return None
-        ranks = list(MPI.Group.Translate_ranks(self.private.Get_group(), None, arena.group))
-        near = Neighbours(arena, ranks)
+        near = Neighbours(arena, arenas.translated(self.private, arena.group))
         lanes = 0
         while lanes <= LANES and near.reserve(lanes):
             lanes += 1
@@ -274,8 +274,9 @@ def _told(signature: Sequence[Any]) -> str:
     return ", ".join([*words, f"root {root}"])
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores() -> set[int]:
+    """The cores that this process may use."""
+    return set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 _keyvals: list[int] = []  # one, made when it is first needed
