@@ -6,15 +6,17 @@ Sends are rendezvous sends: a round of a rank ends when every one of its message
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import lcm
 
 from .algorithms import REDUCTIONS
+from .algorithms.registry import in_words
 from .plan import IN, LEFT, OUT, RIGHT, TMP, Buffer, Copy, Plan, Recv, Reduce, Round, Send, pieces
 from .trace import Landing, Message, PlanError, State, Trace, Value, place, ranks_in_words, snapshot, words
 
-ENDLESS = 1_000_000  # rounds of one rank after which its plan is taken to be endless
+ENDLESS = 100_000  # rounds of one rank after which its plan is taken to be endless
+ENDLESS_TRACED = 10_000  # where every one of them is kept
 
 
 class Running:
@@ -94,6 +96,7 @@ class Machine:
 
     def run(self) -> None:
         """Run every plan to its end, or raise `PlanError`."""
+        most = ENDLESS if self.trace is None else ENDLESS_TRACED
         plans = [self._begun(rank) for rank in range(self.size)]
         ready = deque(range(self.size))  # first come, first served: the earliest fault shows first
         while ready:
@@ -106,20 +109,23 @@ class Machine:
             except Exception as error:
                 raise self._raised(rank, error) from error
             self.rounds[rank] += 1
-            if self.rounds[rank] > ENDLESS:
-                raise PlanError("the plan does not end", rank, self.rounds[rank])
+            if self.rounds[rank] > most:
+                raise PlanError(f"the plan does not end: it has more than {most} rounds", rank)
             ready += self._begin(rank, ops)
         if any(self._running):
             raise self._stuck()
 
     def _begun(self, rank: int) -> Plan:
         try:
-            return iter(self.plan(rank))
+            plan = self.plan(rank)
         except Exception as error:
             raise self._raised(rank, error) from error
+        if not isinstance(plan, Iterable):
+            raise PlanError(f"the function returns {plan!r}, but a plan yields rounds", rank)
+        return iter(plan)
 
     def _raised(self, rank: int, error: Exception) -> PlanError:
-        return PlanError(f"the plan raises {type(error).__name__}: {error}", rank, self.rounds[rank] + 1)
+        return PlanError(f"the plan raises {in_words(error)}", rank, self.rounds[rank] + 1)
 
     def _begin(self, rank: int, ops: Round) -> Iterator[int]:
         """Begin a round: read what it sends, meet what waits; yield the ranks whose rounds are over."""
@@ -241,6 +247,8 @@ class Machine:
             if isinstance(op, Copy):
                 if len(op.src[1]) != len(op.dst[1]):
                     raise PlanError(f"{op!r} copies between unequal numbers of chunks", *at)
+            elif not _whole(op.peer):
+                raise PlanError(f"{op!r}: {op.peer!r} is no rank", *at)
             elif op.peer == rank or not 0 <= op.peer < self.size:
                 raise PlanError(
                     f"{words(op)}: no other rank of {self.size}", *at, min(op.chunks, default=None)
@@ -252,6 +260,8 @@ class Machine:
                     raise PlanError(f"{op!r} reduces in an unknown way", *at)
             for buf, chunks in ends:
                 for c in chunks:
+                    if not _whole(c):
+                        raise PlanError(f"{op!r}: {c!r} is no chunk", *at)
                     if c < 0 or buf not in (IN, OUT, TMP) or (buf != TMP and c >= self.chunks):
                         raise PlanError(f"there is no {place(buf, c)}, the vector has {self.chunks}", *at, c)
 
@@ -277,3 +287,8 @@ class Machine:
         if self.collective == "alltoall":
             return f"the chunk from rank {value.key // self.size} to rank {value.key % self.size}"
         return f"chunk {value.key}"
+
+
+def _whole(number: object) -> bool:
+    """Whether something is a whole number, Python's or numpy's."""
+    return type(number) is int or hasattr(number, "__index__")

@@ -22,6 +22,8 @@ from .trace import PlanError, Report, Trace, ranks_in_words, snapshot
 
 __all__ = ["PlanError", "Report", "admit", "check", "trace"]
 
+SHOWN = 10  # rounds of a plan that does not end
+
 
 def check(
     algorithm: Algorithm, size: int, *, root: int = 0, segments: int = 1, nodes: Nodes | None = None
@@ -100,7 +102,7 @@ def trace(
 def _when(error: PlanError, run: Machine, steps: Trace) -> int:
     """Return the time of a fault: while a round lands, after the last one, or in the one about to begin."""
     if error.rank is None or error.round is None:
-        return max(run.clock)
+        return min(max(run.clock), SHOWN)  # of a plan that does not end
     landed = [landing.time for landing in steps.landings if landing.rank == error.rank]
     now = run.clock[error.rank]
     over = len(landed) >= error.round or now > max(landed, default=0)
@@ -112,8 +114,10 @@ def _machine(
 ) -> Machine:
     if algorithm.function is None:
         raise ValueError(f"{algorithm} is the MPI library's own: there is no plan to look at")
-    if size < 1 or not 0 <= root < size or segments < 1:
-        raise ValueError(f"root {root} and {segments} segments do not fit {size} ranks")
+    if size < 1 or segments < 1:
+        raise ValueError(f"there is nothing to look at with {size} ranks and {segments} segments")
+    if not 0 <= root < size:
+        raise ValueError(f"there is no root {root} among {size} ranks")
     if nodes is not None and sorted(rank for node in nodes for rank in node) != list(range(size)):
         raise ValueError(f"the nodes {nodes} do not hold each of {size} ranks once")
     reason = algorithm.unmet(size, nodes=nodes)
@@ -150,7 +154,8 @@ def _judge(run: Machine, algorithm: Algorithm) -> Report:
     ordered = run.collective not in REDUCTIONS or all(v.span == (0, run.size) for v in values)
     if not ordered and not algorithm.commutative:
         assert run.disorder is not None
-        raise PlanError("combines operands out of rank order, but is declared to keep it", *run.disorder)
+        what = "combines operands out of rank order, but is declared to keep it: not with commutative=True"
+        raise PlanError(what, *run.disorder)
     return Report(
         rounds=max(run.clock),
         sent=max(run.sent),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +13,7 @@ from fractions import Fraction
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..plan import Plan
@@ -133,6 +136,9 @@ def register(
 ) -> Callable[[F], F]:
     """Register an algorithm under a name: a decorator, which returns the function as it is.
 
+    A function that is defined anew, as by a notebook's cell that is run again, takes the place of the old
+    one on communicators that have not used that yet.
+
     Parameters
     ----------
     collective
@@ -140,7 +146,8 @@ def register(
     name
         What users will call it; by default the function's name.
     sizes, commutative, chunks, weights
-        As in `Algorithm` (`chunks` and `weights` are its `cut` and `weigh`).
+        As in `Algorithm` (`chunks` and `weights` are its `cut` and `weigh`). Without `chunks`, an
+        attribute `chunks` of the function counts.
 
     Examples
     --------
@@ -157,12 +164,18 @@ def register(
 
     def enter(function: F) -> F:
         entry = wrap(collective, function, name, sizes, commutative, chunks, weights)
-        if entry.name in known:
+        if entry.name in known and not _again(known[entry.name].function, function):
             raise ValueError(f"there is already an algorithm {entry}")
         known[entry.name] = entry
         return function
 
     return enter
+
+
+def _again(old: Function | None, new: Function) -> bool:
+    """Whether a function is another one's definition run again."""
+    names = [(getattr(f, "__module__", f), getattr(f, "__qualname__", f)) for f in (old, new)]
+    return names[0] == names[1]
 
 
 def wrap(
@@ -187,6 +200,8 @@ def wrap(
             f"algorithm {name} takes ({', '.join(p.name for p in parameters)}); it must take (rank, size) "
             f"and may take {', '.join(OPTIONS)}"
         )
+    if chunks is None:
+        chunks = getattr(function, "chunks", None)
     return Algorithm(collective, name, function, commutative, sizes, takes, chunks, weights)
 
 
@@ -214,40 +229,86 @@ def get(collective: str, algorithm: str | Function | Algorithm) -> Algorithm:
         if algorithm not in known and ".py:" in algorithm:
             return get(collective, load(algorithm))
         if algorithm not in known:
-            _load_entry_points()
+            load_entry_points()
+        if algorithm not in known and (":" in algorithm or algorithm.endswith(".py")):
+            raise ValueError(f"no algorithm {algorithm!r}: a function in a file is path/file.py:function")
         if algorithm not in known:
             raise ValueError(_unknown(f"{collective} algorithm", algorithm, known))
         return known[algorithm]
     for entry in known.values():
         if entry.function is algorithm:
             return entry
-    return wrap(collective, algorithm, chunks=getattr(algorithm, "chunks", None))
+    return wrap(collective, algorithm)
 
 
 @cache
 def load(where: str) -> Function:
-    """Load a function from `"path/file.py:function"`; the file is run once per process."""
+    """Load a function from `"path/file.py:function"`; the file is run once per process.
+
+    A file that the program has imported is not run again. Others beside it can be imported from it.
+    """
     path, _, name = where.rpartition(":")
-    file = Path(path)
+    file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"no file {path} to load algorithm {name} from")
-    spec = importlib.util.spec_from_file_location(f"mpicoll_loaded_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _imported(file) or _run(file)
     if not callable(getattr(module, name, None)):
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v)]
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
+        functions = [n for n in own if inspect.isfunction(vars(module)[n])]
         raise ValueError(_unknown(f"function in {path}:", name, functions))
     function: Function = getattr(module, name)
     return function
 
 
+def _imported(file: Path) -> ModuleType | None:
+    """Return the module that a file has become, if it is imported."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")  # some modules import more for an attribute
+        if isinstance(path, str) and Path(path).name == file.name and Path(path).resolve() == file:
+            return module
+    return None
+
+
+def _run(file: Path) -> ModuleType:
+    """Import a file, under its own name if that is how it would be found."""
+    found = None if file.stem in sys.modules else importlib.util.find_spec(file.stem)
+    known = found is not None and found.origin is not None and Path(found.origin).resolve() == file
+    name = file.stem if known else f"mpicoll_loaded_{file.stem}"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file} is not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{file.name} cannot be imported: {in_words(error)}") from error
+    return module
+
+
+def in_words(error: Exception) -> str:
+    """Say what was raised and in which line, of those outside mpicoll the innermost."""
+    ours = str(Path(__file__).parents[1])
+    lines = [
+        f" ({Path(frame.filename).name}, line {frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<frozen"))
+    ]
+    at = lines[-1] if lines and not isinstance(error, SyntaxError) else ""  # that one says it by itself
+    return f"{type(error).__name__}: {error}{at}"
+
+
 @cache
-def _load_entry_points() -> None:
+def load_entry_points() -> None:
     """Import what installed packages list under `mpicoll.algorithms`; importing it registers."""
     for point in entry_points(group="mpicoll.algorithms"):
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            what = f"the entry point {point.name} = {point.value} under mpicoll.algorithms"
+            raise ValueError(f"{what} cannot be imported: {in_words(error)}") from error
 
 
 def _known(collective: str) -> dict[str, Algorithm]:

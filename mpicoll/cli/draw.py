@@ -10,6 +10,7 @@ import click
 
 from .. import draw
 from ..algorithms import Algorithm, Nodes, get, registry
+from ..algorithms.registry import load_entry_points
 from ..verify import trace
 
 COLOURS = {"+": "yellow", ">": "cyan", "!": "red"}
@@ -24,7 +25,12 @@ COLOURS = {"+": "yellow", ">": "cyan", "!": "red"}
 )
 @click.option("--segments", type=click.IntRange(1), help="Segments of pipelined algorithms.  [default: 2]")
 @click.option("--nodes", "shape", metavar="N,N,...", help="Ranks on each node, for hierarchical algorithms.")
-@click.option("--format", "form", type=click.Choice(["text", "svg"]), default="text", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "svg"]),
+    help="[default: svg for a file.svg, otherwise text]",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, writable=True), help="File to write.")
 def command(
     collective: str,
@@ -33,7 +39,7 @@ def command(
     root: int,
     segments: int | None,
     shape: str | None,
-    form: str,
+    form: str | None,
     output: str | None,
 ) -> None:
     r"""Draw an algorithm round by round: who sends which chunk to whom, and what every rank then holds.
@@ -46,7 +52,7 @@ def command(
     mpicoll draw allreduce ring -P 4
     mpicoll draw bcast circulant -P 5 --segments 3 --root 1
     mpicoll draw allreduce split_rail --nodes 2,3,1
-    mpicoll draw allreduce mine.py:my_ring --format svg -o my_ring.svg
+    mpicoll draw allreduce mine.py:my_ring -o my_ring.svg
     """
     try:
         if algorithm is None:
@@ -54,6 +60,8 @@ def command(
             return
         chosen = get(collective, algorithm)
         nodes = _nodes(shape) if shape else None
+        if "nodes" in chosen.takes and nodes is None:
+            raise click.ClickException(f"{chosen} needs to know the ranks of every node: try --nodes 2,2")
         size = size or (sum(map(len, nodes)) if nodes else 4)
         picture = trace(chosen, size, root=root, segments=segments or 2, nodes=nodes)
     except click.ClickException:
@@ -61,11 +69,16 @@ def command(
     except Exception as error:  # a file with an algorithm may raise anything
         words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise click.ClickException(words) from error
+    if form is None:
+        form = "svg" if output is not None and output.endswith(".svg") else "text"
     width = max(100, shutil.get_terminal_size().columns) if output is None else 100
     drawing = draw.svg(picture) if form == "svg" else draw.text(picture, width)
     if output is not None:
-        with open(output, "w", encoding="utf-8") as file:
-            file.write(drawing)
+        try:
+            with open(output, "w", encoding="utf-8") as file:
+                file.write(drawing)
+        except OSError as error:
+            raise click.ClickException(f"cannot write the drawing: {error}") from error
     else:
         click.echo(drawing if form == "svg" else _dressed(drawing), nl=False)
     if picture.error is not None:
@@ -86,6 +99,7 @@ def _nodes(shape: str) -> Nodes:
 def _listing(collective: str) -> str:
     """List the algorithms of a collective with the first line of what is said about them."""
     get(collective, "native")
+    load_entry_points()
     lines = []
     for name, entry in registry[collective].items():
         what = (entry.function.__doc__ or "").strip() if entry.function else "The MPI library's own."

@@ -1,5 +1,6 @@
 """Every registered algorithm: right at every number of ranks, at the cost it states, in time."""
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product, zip_longest
@@ -9,9 +10,19 @@ from time import process_time
 import pytest
 
 from mpicoll import algorithms
-from mpicoll.algorithms import POWER_OF_TWO, ROOTED, Algorithm, Sizes, get, register, registry
+from mpicoll.algorithms import (
+    POWER_OF_TWO,
+    ROOTED,
+    Algorithm,
+    Sizes,
+    allreduce,
+    get,
+    register,
+    registry,
+)
 from mpicoll.algorithms.hierarchical import rails
 from mpicoll.algorithms.peers import factors, inorder, log2ceil, postorder, power_of_two_below
+from mpicoll.algorithms.registry import load_entry_points
 from mpicoll.plan import Recv, Send, sliced
 from mpicoll.verify import check
 
@@ -311,7 +322,8 @@ def flat(rank, size, root=0):
 
 @pytest.fixture
 def scratch_registry(monkeypatch):
-    monkeypatch.setitem(registry, "bcast", dict(registry["bcast"]))
+    for collective in "bcast", "barrier":
+        monkeypatch.setitem(registry, collective, dict(registry[collective]))
 
 
 def test_register_as_a_decorator(scratch_registry):
@@ -322,7 +334,18 @@ def test_register_as_a_decorator(scratch_registry):
     assert (mine.takes, mine.chunks(7), mine.commutative) == (("root",), 1, False)
     assert mine.unmet(3) == "bcast mine needs an even number, not 3"
     with pytest.raises(ValueError, match="already an algorithm bcast mine"):
-        register("bcast", "mine")(flat)
+        register("bcast", "mine")(allreduce.ring)
+    register("bcast", "mine", chunks=2)(flat)
+    assert get("bcast", "mine").chunks(7) == 2, "a cell that is run again defines it anew"
+
+
+def test_register_minds_the_attribute(scratch_registry):
+    def mine(rank, size):
+        return iter(())
+
+    mine.chunks = lambda nodes: len(nodes)
+    register("barrier")(mine)
+    assert get("barrier", "mine").chunks(3, nodes=[[0, 1], [2]]) == 2
 
 
 def test_a_function_that_is_not_registered():
@@ -335,6 +358,57 @@ def test_a_function_that_is_not_registered():
         get("bcast", lambda rank, size, radix: iter(()))
     with pytest.raises(TypeError, match="not 3"):
         get("bcast", 3)
+
+
+def test_a_file_registers_once(tmp_path, monkeypatch, scratch_registry):
+    file = tmp_path / "registers.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses\n"
+        "from beside_registers import chunks\n"
+        "from mpicoll.algorithms import register\n"
+        "@dataclasses.dataclass\n"
+        "class Shape:\n"
+        "    rows: int\n"
+        '@register("barrier", chunks=chunks)\n'
+        "def mine(rank, size):\n"
+        "    return iter(())\n"
+    )
+    (tmp_path / "beside_registers.py").write_text("chunks = 0\n")
+    found = get("barrier", f"{file}:mine")
+    assert found is get("barrier", "mine")
+    assert found is get("barrier", f"{tmp_path}/../{tmp_path.name}/registers.py:mine"), "not run again"
+
+
+def test_a_file_that_can_be_imported(tmp_path, monkeypatch, scratch_registry):
+    for name in "imported_first", "loaded_first":
+        code = f"from mpicoll.algorithms import register\n@register('barrier', '{name}')\n"
+        (tmp_path / f"{name}.py").write_text(f"{code}def mine(rank, size):\n    return iter(())\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import imported_first
+
+    assert get("barrier", f"{tmp_path}/imported_first.py:mine").function is imported_first.mine
+    found = get("barrier", f"{tmp_path}/loaded_first.py:mine")
+    import loaded_first
+
+    assert loaded_first.mine is found.function
+
+
+def test_what_is_no_file_and_function():
+    for word in "mine:ring", "mine.py":
+        with pytest.raises(ValueError, match="path/file.py:function"):
+            get("barrier", word)
+
+
+def test_entry_points(monkeypatch, scratch_registry):
+    from importlib.metadata import EntryPoint
+
+    points = [EntryPoint("mine", "no_such_module_of_mine", "mpicoll.algorithms")]
+    monkeypatch.setattr(sys.modules[register.__module__], "entry_points", lambda group: points)
+    load_entry_points.cache_clear()
+    with pytest.raises(ValueError, match="entry point mine = no_such_module_of_mine .* ModuleNotFoundError"):
+        get("barrier", "mine")
+    load_entry_points.cache_clear()
 
 
 def test_a_function_from_a_file(tmp_path):

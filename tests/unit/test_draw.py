@@ -13,7 +13,7 @@ from mpicoll.algorithms import Algorithm, get, registry
 from mpicoll.cli.draw import command
 from mpicoll.draw import ASCII, arcs_in_words, svg, text
 from mpicoll.plan import LEFT, RIGHT, Recv, Send
-from mpicoll.verify import trace
+from mpicoll.verify import check, trace
 
 RING = """\
 allreduce ring on 3 ranks
@@ -185,6 +185,38 @@ def test_command_says_what_is_wrong(arguments, code, words):
     assert "Traceback" not in result.output
 
 
+def test_command_says_what_is_wrong_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text("def f(rank, size):\n    yield []\n    [].pop()\n1 / 0\n")
+    output = draw("bcast", f"{tmp_path}/mine.py:f").output
+    assert output.endswith(
+        "mine.py cannot be imported: ZeroDivisionError: division by zero (mine.py, line 4)\n"
+    )
+    (tmp_path / "late.py").write_text("def f(rank, size):\n    yield []\n    [].pop()\n")
+    output = draw("bcast", f"{tmp_path}/late.py:f").output
+    assert output.endswith("raises IndexError: pop from empty list (late.py, line 3)\n")
+
+
+def test_command_draws_what_its_file_is_called(tmp_path):
+    assert draw("bcast", "direct", "-o", tmp_path / "direct.svg").exit_code == 0
+    assert (tmp_path / "direct.svg").read_text().startswith("<svg")
+    assert draw("bcast", "direct", "-o", tmp_path / "direct.txt").exit_code == 0
+    assert (tmp_path / "direct.txt").read_text().startswith("bcast direct")
+    result = draw("bcast", "direct", "-o", tmp_path / "nowhere" / "direct.svg")
+    assert result.exit_code == 1 and "cannot write" in result.output
+
+
+def test_a_plan_that_does_not_end_is_drawn_in_part(monkeypatch):
+    monkeypatch.setattr("mpicoll.interpret.ENDLESS_TRACED", 50)
+
+    def plan(rank, size):
+        while True:
+            yield [Send(1 - rank, rank), Recv(1 - rank, 1 - rank)]
+
+    drawing = text(trace(get("allgather", plan), 2))
+    assert "does not end: it has more than 50 rounds" in drawing
+    assert "round 10 " in drawing and "round 11" not in drawing
+
+
 def test_command_draws_an_algorithm_from_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -251,11 +283,14 @@ def test_pages_list_every_algorithm():
 
 def test_the_page_on_adding_an_algorithm_holds(tmp_path, monkeypatch):
     words = (DOCS / "adding-an-algorithm.md").read_text()
-    mine, verify, use, named = re.findall(r"```python\n(.*?)```", words, re.DOTALL)
+    mine, verify, use, parts, named = re.findall(r"```python\n(.*?)```", words, re.DOTALL)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(mine)
     monkeypatch.setitem(registry, "allreduce", dict(registry["allreduce"]))
     exec(verify, {})
+    (tmp_path / "parts.py").write_text(parts)
+    for size in range(1, 25):
+        assert check(get("allreduce", f"{tmp_path}/parts.py:grid"), size).sent == 2 * (size - 1)
     exec(named, {})
     assert trace(get("allreduce", "doubling"), 8).error is None
     broken = tmp_path / "broken.py"

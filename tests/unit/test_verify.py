@@ -221,7 +221,14 @@ def test_a_plan_that_raises():
 
 
 def test_a_plan_that_is_none():
-    assert "TypeError" in str(fault("allreduce", lambda rank, size: None, 2))
+    assert "returns None, but a plan yields rounds" in str(fault("allreduce", lambda rank, size: None, 2))
+
+
+def test_numbers_that_are_not_whole():
+    half = fault("allreduce", lambda rank, size: iter([[Send(size / 2, 0)]]), 2)
+    assert half.what.endswith("1.0 is no rank")
+    half = fault("allreduce", lambda rank, size: iter([[Send(1 - rank, [0, 0.5])]]), 2)
+    assert half.what.endswith("0.5 is no chunk")
 
 
 def test_a_plan_that_does_not_end(monkeypatch):
@@ -297,8 +304,8 @@ def ring_to_own(rank, size):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("ring", dict(root=4), "do not fit 4 ranks"),
-        ("ring", dict(segments=0), "do not fit 4 ranks"),
+        ("ring", dict(root=4), "no root 4 among 4 ranks"),
+        ("ring", dict(segments=0), "4 ranks and 0 segments"),
         ("split_rail", {}, "every node"),
         ("split_rail", dict(nodes=[[0, 1], [2]]), "each of 4 ranks once"),
         ("native", {}, "there is no plan"),
