@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
+from textwrap import wrap
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -215,15 +216,19 @@ def svg(trace: Trace) -> str:
     """Draw a trace as an SVG picture: time runs downwards, arrows lead from chunk to chunk."""
     frames = list(_frames(trace))
     count = len(frames[0].cells[OUT][0])
-    wide, high, step, left, top = max(28, 12 + 7 * _widest(frames)), 26, 78, 84, 114
+    wide, high, step, left = max(28, 12 + 7 * _widest(frames)), 26, 78, 84
     column = count * wide + 30
+    width = left + trace.size * column
+    title, *notes = _heading(trace)
+    style = "note" if trace.error is None else "fault"
+    if trace.error is not None:
+        notes = wrap(f"✗ {trace.error}", max(60, width // 7 - 5))
+    top = 114 + 18 * max(0, len(notes) - 2)
 
     def middle(rank: int, run: range) -> float:
         """Return the x of a run of chunks; scratch chunks are drawn where theirs of the vector are."""
         return left + rank * column + (run.start % count + len(run) / 2) * wide
 
-    title, *notes = _heading(trace)
-    style, notes = ("note", notes) if trace.error is None else ("fault", [f"✗ {trace.error}"])
     parts = [
         _label(16, 28, title, "title"),
         *(_label(16, 50 + 18 * i, n, style) for i, n in enumerate(notes)),
@@ -242,7 +247,7 @@ def svg(trace: Trace) -> str:
                 x1, x2, y1, y2 = middle(m.source, a), middle(m.target, b), y - step + high + 1, y - 2
                 parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>')
     height = top + (len(frames) - 1) * step + high + 16
-    width = max(left + trace.size * column, 32 + 7 * max(map(len, notes)))
+    width = max(width, 32 + 7 * max(map(len, notes)))
     return SVG.format(width=width, height=height, body="\n".join(parts))
 
 
