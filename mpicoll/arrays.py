@@ -282,3 +282,20 @@ def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
     raw = np.empty(nbytes + alignment, np.uint8)
     first = -raw.ctypes.data % alignment
     return raw[first : first + nbytes]
+
+
+class Workspace:
+    """Memory for programs that never run at the same time, grown when one needs more.
+
+    Fresh pages cost more than a reduction, and a copy per program would cost a vector each.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[Any, np.ndarray] = {}
+
+    def take(self, name: Any, nbytes: int) -> np.ndarray:
+        """Bytes under a name.  Programs made before keep what they had: sizes double, so that is little."""
+        memory = self._memory.get(name)
+        if memory is None or memory.size < nbytes:
+            memory = self._memory[name] = aligned_empty(1 << max(nbytes - 1, 1).bit_length())
+        return memory[:nbytes]

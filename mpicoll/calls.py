@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from .arrays import NATIVE, Buffer, address_of, aligned_empty, host_view, parse
 from .errors import ArgumentError
-from .op import AVG, Reducer, native_serves
+from .op import Reducer, native_takes, own
 from .transport.problem import INPUT, OUTPUT, Problem
 
 
@@ -52,7 +52,7 @@ class Call:
         recv = self.buffers[-1] if self.buffers else None
         if recv is None:
             return todo
-        if problem.reducer is not None and problem.reducer.average and problem.size > 1:
+        if problem.reducer is not None and problem.reducer.average and not problem.reducer.early:
             mine = problem.counts[problem.rank if problem.collective == "reduce_scatter" else 0]
             data = host_view(address_of(recv.data), mine * recv.itemsize)
             todo.append(partial(problem.reducer.finish, data, problem.size))
@@ -198,12 +198,18 @@ def _reduction(
     reducer = Reducer(op, model)
     memory = _memory(send, recv)
     problem = Problem(collective, at.rank, at.size, root, counts, model.itemsize, memory, reducer)
-    own = MPI.SUM if op is AVG else op
-    native = native_serves(MPI._handleof(own), model.dtype.char) if model.dtype is not None else True
+    if reducer.early and at.size > 1:
+        source = memory.get(INPUT, memory.get(OUTPUT))
+        assert source is not None
+        part = _aside("divided", address_of(source), source.size)
+        memory[INPUT] = host_view(address_of(part), part.size)
+        problem.prelude.append(partial(reducer.divide, source, at.size, part))
     send_spec = MPI.IN_PLACE if send is None else _native_spec(send, specs[0])
     recv_spec = None if recv is None else _native_spec(recv, specs[1])
-    rest = (own, root) if collective == "reduce" else (own,)
-    return Call(problem, (send_spec, recv_spec, *specs[2:], *rest), native, (send, recv))
+    rest = (own(op), root) if collective == "reduce" else (own(op),)
+    return Call(
+        problem, (send_spec, recv_spec, *specs[2:], *rest), native_takes(op, model.dtype), (send, recv)
+    )
 
 
 def _scattered(
@@ -215,12 +221,13 @@ def _scattered(
         problem, whole = call.problem, call.problem.memory[OUTPUT]
         nbytes = counts[at.rank] * recv.itemsize
         result = _aside("out", address_of(whole), nbytes)
-        problem.memory = {INPUT: whole, OUTPUT: host_view(address_of(result), nbytes)}
+        source = problem.memory.get(INPUT, whole)
+        problem.memory = {INPUT: source, OUTPUT: host_view(address_of(result), nbytes)}
         problem.finale.append(partial(np.copyto, whole[:nbytes], result))
     return call
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _aside(what: str, address: int, nbytes: int) -> np.ndarray:
     """Memory beside a buffer: the same in every call, so that its program is found again."""
     return aligned_empty(nbytes)

@@ -14,7 +14,7 @@ from .algorithms.registry import COLLECTIVES, REDUCTIONS
 from .arrays import NATIVE as NATIVE_TYPES
 from .calls import BUILDERS
 from .errors import ArgumentError
-from .op import AVG, native_serves
+from .op import native_takes
 from .select import Choice
 from .serve import Asked
 from .state import State, attach, attached, detach
@@ -332,8 +332,7 @@ class Intracomm(MPI.Intracomm):
         if collective not in COLLECTIVES:
             raise ArgumentError(f"collective: got {collective!r}, expected one of {', '.join(COLLECTIVES)}")
         reduction = collective in REDUCTIONS
-        own = MPI.SUM if op is AVG else op
-        native = not reduction or native_serves(MPI._handleof(own), np.dtype(dtype).char)
+        native = not reduction or native_takes(op, np.dtype(dtype))
         commutative = not reduction or op.Is_commutative()
         return state.explain(collective, int(nbytes), commutative, native, algorithm, root)
 

@@ -17,9 +17,10 @@ from .errors import ArgumentError
 
 
 class Average:
-    """The mean over all ranks: the sum, divided by the number of ranks at the end.
+    """The mean over all ranks: the sum, divided by the number of ranks.
 
-    For floating-point and complex types.  Pass `mpicoll.op.AVG` wherever an `MPI.Op` is expected.
+    It is divided at the end, but for 2-byte floats before, since their sums soon overflow.  For
+    floating-point and complex types.  Pass `mpicoll.op.AVG` wherever an `MPI.Op` is expected.
     """
 
     def __repr__(self) -> str:
@@ -74,7 +75,7 @@ class Reducer:
         self.itemsize = buffer.itemsize
         self.dtype = buffer.dtype
         self.average = op is AVG
-        known = _ufuncs.get(MPI._handleof(MPI.SUM if self.average else op))
+        known = _ufuncs.get(MPI._handleof(own(op)))
         self.commutative = self.average or op.Is_commutative()
         self.name = "AVG" if self.average else known[0] if known else _op_name(op)
         self.key = (self.name if known else id(op), str(self.dtype), self.itemsize)
@@ -87,8 +88,9 @@ class Reducer:
         elif known and not (buffer.mpitype and buffer.mpitype.is_predefined):
             raise ArgumentError(f"op: {self.name} is not defined for derived datatypes", MPI.ERR_OP)
         else:
-            self.op, self.mpitype = MPI.SUM if self.average else op, buffer.mpitype or _mpitype(self.dtype)
+            self.op, self.mpitype = own(op), buffer.mpitype or _mpitype(self.dtype)
             self._spread = not dense(self.mpitype)  # the MPI expects the holes that packing took out
+        self.early = self.average and self.itemsize == 2  # divide before
         # sums of 2-byte floats are taken in float32 wherever several operands meet
         self.wide = (
             self.ufunc in (np.add, np.multiply) and self.dtype.itemsize == 2 and self.dtype.kind in "fV"
@@ -127,9 +129,28 @@ class Reducer:
 
     def finish(self, out: np.ndarray, size: int) -> None:
         """What is left to do on the whole result: the division of `AVG`."""
-        if self.average and size > 1:
-            values = out.view(self.dtype)
-            np.multiply(values, self.dtype.type(1 / size), out=values)
+        if self.average and not self.early and size > 1:
+            self.divide(out, size, out)
+
+    def divide(self, source: np.ndarray, size: int, out: np.ndarray) -> None:
+        """`out = source / size`, on byte arrays."""
+        assert self.dtype is not None
+        np.multiply(source.view(self.dtype), self.dtype.type(1 / size), out=out.view(self.dtype))
+
+
+def own(op: Any) -> MPI.Op:
+    """The MPI's own operator for one that users pass: the sum for `AVG`.
+
+    Raises
+    ------
+    ArgumentError
+        When it is no operator.
+    """
+    if op is AVG:
+        return MPI.SUM
+    if not isinstance(op, MPI.Op) or op == MPI.OP_NULL:
+        raise ArgumentError(f"op: got {op!r}, expected an MPI.Op or mpicoll.op.AVG", MPI.ERR_OP)
+    return op
 
 
 def _accumulate(ufunc: np.ufunc, operands: list[np.ndarray], out: np.ndarray) -> None:
@@ -147,6 +168,13 @@ def _mpitype(dtype: np.dtype[Any] | None) -> MPI.Datatype:
     if dtype is None or dtype.char not in NATIVE:
         raise ArgumentError(f"op: this MPI's own and user-made operators do not know {dtype}", MPI.ERR_TYPE)
     return NATIVE[dtype.char]
+
+
+def native_takes(op: Any, dtype: np.dtype[Any] | None) -> bool:
+    """Whether the MPI's own reduction takes an operator on this type (None: one that it knows best)."""
+    if dtype is None:
+        return True
+    return native_serves(MPI._handleof(own(op)), dtype.char) and not (op is AVG and dtype.itemsize == 2)
 
 
 @lru_cache(maxsize=512)

@@ -35,6 +35,7 @@ def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: t
     known = state.known.get(key)
     if known is not None and state.broken is None:
         program, finale, collective, algorithm, nbytes = known
+        state.programs.move_to_end(program.key)
         _run_program(state, program)
         for function in finale:
             function()

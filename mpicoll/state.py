@@ -17,6 +17,7 @@ from mpi4py import MPI
 from . import verify
 from .algorithms import SHIPPED, Algorithm, get
 from .algorithms.registry import Function
+from .arrays import Workspace
 from .calls import Call, Place
 from .errors import ArgumentError, MismatchError
 from .execute import Patience, Program
@@ -27,6 +28,7 @@ from .transport.mpi import WIDTH, compile_messages
 from .transport.window import Neighbours, compile_window
 
 LANES = 8  # non-blocking calls in flight at once; further ones queue
+DERIVED_LANES = 2  # of them with staging slots, in derived communicators: the window is for arrays too
 KEPT = 64  # programs kept per communicator
 BLOCKING = 0
 _told_once: set[str] = set()
@@ -61,6 +63,7 @@ class State:
         self.known: dict[Any, tuple[Any, ...]] = {}  # blocking calls that may skip all checks
         self.lanes: list[deque[Operation]] = [deque() for _ in range(LANES)]
         self.issued = 0  # non-blocking calls
+        self._workspaces = [Workspace() for _ in range(LANES + 1)]  # the blocking lane's, and the others'
         self.persistent = 0  # persistent calls made
         self.broken: str | None = None
         self._admitted: dict[tuple[Any, ...], Algorithm] = {}
@@ -91,8 +94,8 @@ class State:
         if arena is None:
             return None
         near = Neighbours(arena, arenas.translated(self.private, arena.group))
-        lanes = 0
-        while lanes <= LANES and near.reserve(lanes):
+        lanes, most = 0, LANES if parent is None else DERIVED_LANES
+        while lanes <= most and near.reserve(lanes):
             lanes += 1
         near.lanes = self.private.allreduce(lanes, MPI.MIN)
         if not near.lanes:
@@ -167,6 +170,7 @@ class State:
         program = self.programs.get(key)
         if program is None:
             program = self.compile(call, choice, alike, lane)
+            program.key = key
             self.programs[key] = program
             if len(self.programs) > KEPT:
                 self._evict()
@@ -187,6 +191,7 @@ class State:
     def compile(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
         """Compile a program for a call.  Never communicates."""
         problem, entry, tag = call.problem, choice.entry, lane * WIDTH % self._tags
+        workspace = self._workspaces[lane] if lane <= LANES else Workspace()
         if choice.transport == "window" and self.near is not None:
             while True:
                 try:
@@ -196,6 +201,7 @@ class State:
                         self.private,
                         tag,
                         self.patience,
+                        workspace,
                         self.near,
                         lane,
                         slices=choice.slices,
@@ -209,6 +215,7 @@ class State:
             self.private,
             tag,
             self.patience,
+            workspace,
             segments=choice.segments,
             slices=choice.slices,
             alike=alike,
@@ -261,6 +268,7 @@ class State:
             program.free()
         self.programs.clear()
         self.known.clear()
+        self._workspaces.clear()
         if self.near is not None:
             self.near.free()
 

@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..algorithms import Algorithm
-from ..arrays import aligned_empty
+from ..arrays import Workspace
 from ..execute import Patience, Program, Strand
 from .bound import bind
 from .lower import SCRATCH, TEMPORARY, Layout, Lowering
@@ -23,6 +23,7 @@ def compile_messages(
     comm: MPI.Intracomm,
     tag: int,
     patience: Patience,
+    workspace: Workspace,
     *,
     segments: int = 1,
     slices: int = 1,
@@ -41,6 +42,8 @@ def compile_messages(
         The private communicator.
     tag
         The first of `WIDTH` tags that no other call uses meanwhile.
+    workspace
+        Memory that the programs of the lane share.
     segments
         For algorithms that take segments.
     slices
@@ -59,14 +62,15 @@ def compile_messages(
         lowering = Lowering(_slice(whole, s, chunks), alike=alike)
         lowerings.append((lowering, lowering.lower(plan)))
     width = min(WIDTH, slices)
-    scratch = [aligned_empty(max(low.scratch for low, _ in lowerings)) for _ in range(width)]
-    temporary = [aligned_empty(max(low.temporary for low, _ in lowerings)) for _ in range(width)]
-    work = aligned_empty(_extent(whole.out, WORK))
+    scratch = max(low.scratch for low, _ in lowerings)
+    temporary = max(low.temporary for low, _ in lowerings)
+    work = workspace.take(WORK, _extent(whole.out, WORK))
     strands = []
     for s, (_, steps) in enumerate(lowerings):
         slot = s % width
         memory: dict[Any, Any] = {WORK: work, **problem.memory}
-        memory |= {SCRATCH: scratch[slot], TEMPORARY: temporary[slot]}
+        memory[SCRATCH] = workspace.take((SCRATCH, slot), scratch)
+        memory[TEMPORARY] = workspace.take((TEMPORARY, slot), temporary)
         strands.append(Strand(comm, [bind(step, memory, problem.reducer) for step in steps], tag + slot))
     title = f"{problem.collective} {algorithm.name}, {problem.nbytes} bytes"
     return Program(strands, width, title, patience)

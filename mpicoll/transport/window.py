@@ -19,9 +19,9 @@ import numpy as np
 from mpi4py import MPI
 
 from ..algorithms import Algorithm, get
-from ..arrays import aligned_empty
+from ..arrays import Workspace
 from ..cutting import IN_PLACE_NBYTES, slot_nbytes
-from ..errors import ArgumentError, MismatchError
+from ..errors import MismatchError
 from ..execute import Patience, Program, Strand
 from ..op import Call
 from ..plan import sliced
@@ -149,6 +149,7 @@ def compile_window(
     comm: MPI.Intracomm,
     tag: int,
     patience: Patience,
+    workspace: Workspace,
     near: Neighbours,
     lane: int,
     *,
@@ -168,23 +169,45 @@ def compile_window(
         inside = {base: offset for base, offset in offsets.items() if offset is not None}
     lowering = WindowLowering(layout, inside)
     steps = lowering.lower(sliced(plans, chunks))
-    if lowering.scratch > near.slot_nbytes:
-        need, most = lowering.scratch, near.slot_nbytes
-        raise ArgumentError(f"algorithm: {algorithm} needs {need} bytes of staging, expected at most {most}")
     memory = {
-        WORK: aligned_empty(_work_extent(layout)),
-        TEMPORARY: aligned_empty(lowering.temporary),
+        WORK: workspace.take(WORK, _work_extent(layout)),
+        TEMPORARY: workspace.take(TEMPORARY, lowering.temporary),
         **problem.memory,
     }
-    for slot, offset in zip(SLOTS, near.slots[lane], strict=True):
-        memory[slot] = arena.view(arena.rank, offset, near.slot_nbytes)
-    landing = Landing(problem, lowering, steps, memory, near, lane)
+    staging = Staging(near, lane, lowering.scratch)
+    for slot, offset in zip(SLOTS, staging.offsets, strict=True):
+        memory[slot] = arena.view(arena.rank, offset, staging.nbytes)
+    landing = Landing(problem, lowering, steps, memory, near, staging)
     title = f"{problem.collective} {algorithm.name} in the window, {problem.nbytes} bytes"
     return WindowProgram(Strand(comm, landing.rounds(size, rank), tag), title, patience, landing)
 
 
 def _work_extent(layout: Layout) -> int:
     return max((place.stop for place in layout.out if place.base == WORK), default=0)
+
+
+class Staging:
+    """The two staging slots of a program: its lane's, or slots of its own where those are too short.
+
+    Where they lie is published, so this is no other rank's affair.
+    """
+
+    def __init__(self, near: Neighbours, lane: int, nbytes: int) -> None:
+        self.arena, self.own = near.arena, None
+        self.nbytes = near.slot_nbytes
+        self.offsets = near.slots[lane]
+        if nbytes > self.nbytes:
+            self.nbytes = -(-nbytes // 64) * 64
+            self.own = self.arena.allocate(2 * self.nbytes)
+            if self.own is None:
+                raise MemoryError(f"no room in the shared window for {2 * nbytes} bytes of staging")
+            self.offsets = self.own, self.own + self.nbytes
+
+    def free(self) -> None:
+        """Give slots of its own back.  Local."""
+        if self.own is not None:
+            self.arena.release(self.own, 2 * self.nbytes)
+            self.own = None
 
 
 class WindowProgram(Program):
@@ -215,12 +238,13 @@ class Landing:
         steps: list[Step],
         memory: dict[Any, np.ndarray],
         near: Neighbours,
-        lane: int,
+        staging: Staging,
     ) -> None:
+        self.staging = staging
         self.problem, self.steps, self.memory, self.near = problem, steps, memory, near
         self.landings: list[list[Call]] = [[] for _ in steps]
         self.seen = b""
-        bases = {**lowering.inside, **dict(zip(SLOTS, near.slots[lane], strict=True))}
+        bases = {**lowering.inside, **dict(zip(SLOTS, staging.offsets, strict=True))}
         published = lowering.published
         longest = max((len(places) for places in published.values()), default=0)
         table = np.zeros((problem.size, max(longest, 1)), np.int64)
@@ -229,6 +253,7 @@ class Landing:
         self.table_nbytes = table.nbytes
         self.at = near.arena.allocate(table.nbytes)
         if self.at is None:
+            staging.free()
             raise MemoryError("no room in the shared window for a table of publications")
         near.arena.view(near.arena.rank, self.at, table.nbytes)[:] = table.reshape(-1).view(np.uint8)
         self.info = np.zeros((problem.size, 4), np.int64)
@@ -281,7 +306,8 @@ class Landing:
         self.seen = now
 
     def free(self) -> None:
-        """Give the table back.  Local."""
+        """Give the table and the staging back.  Local."""
+        self.staging.free()
         if self.at is not None:
             self.near.arena.release(self.at, self.table_nbytes)
             self.at = None
