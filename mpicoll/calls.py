@@ -201,7 +201,8 @@ def _reduction(
     if reducer.early and at.size > 1:
         source = memory.get(INPUT, memory.get(OUTPUT))
         assert source is not None
-        part = _aside("divided", address_of(source), source.size)
+        # calls in flight may share a buffer that they only read: what they make of it must not be shared
+        part = _aside(("divided", at.size, model.dtype), address_of(source), source.size)
         memory[INPUT] = host_view(address_of(part), part.size)
         problem.prelude.append(partial(reducer.divide, source, at.size, part))
     send_spec = MPI.IN_PLACE if send is None else _native_spec(send, specs[0])
@@ -228,7 +229,7 @@ def _scattered(
 
 
 @lru_cache(maxsize=16)
-def _aside(what: str, address: int, nbytes: int) -> np.ndarray:
+def _aside(what: Any, address: int, nbytes: int) -> np.ndarray:
     """Memory beside a buffer: the same in every call, so that its program is found again."""
     return aligned_empty(nbytes)
 

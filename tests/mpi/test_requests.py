@@ -168,6 +168,19 @@ def test_two_communicators(comm, world):
     other.Free()
 
 
+@pytest.mark.skipif(SIZE < 3, reason="needs two sizes above 1")
+def test_averages_of_one_buffer_over_two_communicators(comm):
+    part = comm.Split(int(RANK == 0))
+    x = np.ones(300_000, np.float16)
+    whole, some = np.zeros_like(x), np.zeros_like(x)
+    requests = [c.Iallreduce(x, y, AVG, algorithm="ring") for c, y in ((comm, whole), (part, some))]
+    for request in requests:
+        request.Wait()
+    np.testing.assert_allclose(whole, 1, rtol=1e-2)
+    np.testing.assert_allclose(some, 1, rtol=1e-2)
+    part.Free()
+
+
 def test_calls_are_local(comm, world):
     """The last rank comes late: the others must return from their I-calls, and send it on its way."""
     x = np.full(50000, 1.0)
