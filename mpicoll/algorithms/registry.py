@@ -228,12 +228,11 @@ def get(collective: str, algorithm: str | Function | Algorithm) -> Algorithm:
     if isinstance(algorithm, str):
         if algorithm not in known and ".py:" in algorithm:
             return get(collective, load(algorithm))
-        if algorithm not in known:
-            load_entry_points()
+        lost = load_entry_points() if algorithm not in known else ()
         if algorithm not in known and (":" in algorithm or algorithm.endswith(".py")):
             raise ValueError(f"no algorithm {algorithm!r}: a function in a file is path/file.py:function")
         if algorithm not in known:
-            raise ValueError(_unknown(f"{collective} algorithm", algorithm, known))
+            raise ValueError("; ".join([_unknown(f"{collective} algorithm", algorithm, known), *lost]))
         return known[algorithm]
     for entry in known.values():
         if entry.function is algorithm:
@@ -301,14 +300,19 @@ def in_words(error: Exception) -> str:
 
 
 @cache
-def load_entry_points() -> None:
-    """Import what installed packages list under `mpicoll.algorithms`; importing it registers."""
+def load_entry_points() -> tuple[str, ...]:
+    """Import what installed packages list under `mpicoll.algorithms`; importing it registers.
+
+    Returns, in words, what could not be imported.
+    """
+    lost = []
     for point in entry_points(group="mpicoll.algorithms"):
         try:
             point.load()
         except Exception as error:
-            what = f"the entry point {point.name} = {point.value} under mpicoll.algorithms"
-            raise ValueError(f"{what} cannot be imported: {in_words(error)}") from error
+            what = f"entry point {point.name} = {point.value} under mpicoll.algorithms"
+            lost.append(f"{what} cannot be imported: {in_words(error)}")
+    return tuple(lost)
 
 
 def _known(collective: str) -> dict[str, Algorithm]:

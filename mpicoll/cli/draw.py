@@ -99,7 +99,8 @@ def _nodes(shape: str) -> Nodes:
 def _listing(collective: str) -> str:
     """List the algorithms of a collective with the first line of what is said about them."""
     get(collective, "native")
-    load_entry_points()
+    for lost in load_entry_points():
+        click.echo(f"mpicoll draw: {lost}", err=True)
     lines = []
     for name, entry in registry[collective].items():
         what = (entry.function.__doc__ or "").strip() if entry.function else "The MPI library's own."
