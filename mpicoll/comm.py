@@ -383,6 +383,8 @@ class Intracomm(MPI.Intracomm):
             return
         self._state = None
         state.drain()
+        if state.broken is None:
+            state.private.Barrier()  # nobody reads this rank's part of the window any more
         state.free()
         detach(self)
         state.private.Free()

@@ -101,7 +101,8 @@ class Strand:
             function(*arguments)
         if self.warm is not None:
             self.live = self.warm[self.at]
-            _startall(self.live)
+            if self.live:
+                _startall(self.live)
         else:
             self.live = self._ordinary(current)
         return True
@@ -114,7 +115,10 @@ class Strand:
                     return False
             elif not self._test_checked():
                 return False
-        for function, arguments in self.rounds[self.at].after:
+        current = self.rounds[self.at]
+        if current.gate is not None and not current.gate():
+            return False
+        for function, arguments in current.after:
             function(*arguments)
         return True
 
@@ -154,6 +158,8 @@ class Strand:
         """The round under way, and whom it waits for."""
         current = self.rounds[min(self.at, len(self.rounds) - 1)]
         peers = sorted({peer for peer, _ in (*current.sends, *current.recvs)})
+        if current.gate is not None:
+            peers = current.gate.missing()
         return f"rank {self.comm.rank}, round {self.at} of {len(self.rounds)}, peers {peers}"
 
     def free(self) -> None:

@@ -222,7 +222,7 @@ def _tell_of_threads(state: State, choice: Choice) -> None:
 
 def _on_lane(state: State, choice: Choice, lane: int) -> Choice:
     """Without staging slots for the lane, which all ranks know, messages serve."""
-    if choice.transport != "window" or (state.near is not None and lane < state.near.lanes):
+    if choice.transport != "window" or (state.near is not None and lane in state.near.lanes):
         return choice
     return _by_messages(state, choice)
 
@@ -231,10 +231,8 @@ def _with_slots(state: State, choice: Choice, lane: int) -> Choice:
     """Reserve staging slots for a persistent call.  Its making is collective, so the ranks can agree."""
     if choice.transport != "window" or state.near is None:
         return choice
-    room = state.near.reserve(lane) is not None
-    if state.private.allreduce(room, MPI.LAND):
+    if state.near.open([lane]):
         return choice
-    state.near.release(lane)
     return _by_messages(state, choice)
 
 

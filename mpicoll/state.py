@@ -93,15 +93,9 @@ class State:
             arena = arenas.create(self._node if parent is None else self.private)
         if arena is None:
             return None
-        near = Neighbours(arena, arenas.translated(self.private, arena.group))
-        lanes, most = 0, LANES if parent is None else DERIVED_LANES
-        while lanes <= most and near.reserve(lanes):
-            lanes += 1
-        near.lanes = self.private.allreduce(lanes, MPI.MIN)
-        if not near.lanes:
-            near.free()
-            return None
-        return near
+        near = Neighbours(arena, self.private)
+        most = LANES if parent is None else DERIVED_LANES
+        return near if near.open(range(most + 1)) else None
 
     def choose(self, call: Call, algorithm: str | Function | None) -> tuple[Choice, bool]:
         """What serves a call, and whether its messages are cut alike at both ends."""
@@ -199,12 +193,12 @@ class State:
                         problem,
                         entry,
                         self.private,
-                        tag,
                         self.patience,
                         workspace,
                         self.near,
                         lane,
                         slices=choice.slices,
+                        shared=lane <= LANES,
                     )
                 except MemoryError:  # tables of earlier programs fill the window
                     if not self._evict():
@@ -242,7 +236,7 @@ class State:
     def release(self, lane: int) -> None:
         """Give the staging slots of a persistent call back.  Local."""
         if self.near is not None:
-            self.near.release(lane)
+            self.near.close(lane)
 
     def usable(self) -> None:
         """Raise if an earlier error left messages behind."""

@@ -126,13 +126,17 @@ class Workload:
     # -- the timed region --------------------------------------------------------------------------
 
     def produce(self, size: int, turn: int) -> None:
-        """Write this rank's contribution."""
+        """Write this rank's contribution, by arithmetic as gradients are written.
+
+        A plain copy may use stores that never fetch the line they replace; that would hide what it costs
+        to write memory again which a neighbour has read.
+        """
         if size not in self.calls:
             self._prepare(size)
         target, tile = self.writes[size], self.tiles[turn % 2]
         for first in range(0, target.size, TILE):
             block = target[first : first + TILE]
-            block[:] = tile[: block.size]
+            np.multiply(tile[: block.size], self.dtype.type(1), out=block)
 
     def call(self, size: int, algorithm: Any) -> None:
         """The collective."""

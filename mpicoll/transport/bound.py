@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,14 +14,28 @@ from .lower import Move, Place, Step
 Memory = Mapping[Any, np.ndarray]
 
 
+class Gate(Protocol):
+    """What a round may wait for besides messages."""
+
+    def __call__(self) -> bool:
+        """Whether it is open."""
+
+    def missing(self) -> list[int]:
+        """The ranks that keep it closed."""
+
+
 @dataclass(slots=True)
 class Bound:
-    """A round on real memory: `before` its messages are posted, `after` they have arrived."""
+    """A round on real memory: `before` its messages are posted, `after` they have arrived.
+
+    Where a `gate` stands in place of messages, the round has arrived when that is open.
+    """
 
     before: list[Call] = field(default_factory=list)
     sends: list[tuple[int, np.ndarray]] = field(default_factory=list)
     recvs: list[tuple[int, np.ndarray]] = field(default_factory=list)
     after: list[Call] = field(default_factory=list)
+    gate: Gate | None = None
 
 
 def bind(step: Step, memory: Memory, reducer: Reducer | None) -> Bound:

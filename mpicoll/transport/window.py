@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from zlib import crc32
@@ -18,67 +17,20 @@ from zlib import crc32
 import numpy as np
 from mpi4py import MPI
 
-from ..algorithms import Algorithm, get
+from ..algorithms import Algorithm
 from ..arrays import Workspace
-from ..cutting import IN_PLACE_NBYTES, slot_nbytes
+from ..cutting import IN_PLACE_NBYTES
 from ..errors import MismatchError
 from ..execute import Patience, Program, Strand
 from ..op import Call
 from ..plan import sliced
-from .arena import Arena
-from .bound import Bound, bind, calls
+from .bound import Bound, calls
 from .lower import TEMPORARY, Layout, Lowering, Move, Place, Step
+from .neighbours import Lane, Neighbours
 from .problem import WORK, Problem
 
 SLOTS = ("even", "odd")
-INFO = "info"
 _versions = count(1)
-
-
-@dataclass(slots=True)
-class Neighbours:
-    """The ranks of a communicator as members of an arena.
-
-    Attributes
-    ----------
-    arena
-        The shared window.
-    ranks
-        The arena's rank of every rank of the communicator.
-    slots
-        Offsets of this rank's staging slots, one pair per lane.
-    lanes
-        How many lanes have slots on every rank.
-    """
-
-    arena: Arena
-    ranks: list[int]
-    slots: dict[int, tuple[int, int]] = field(default_factory=dict)
-    lanes: int = 0
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Bytes of one staging slot."""
-        return slot_nbytes(len(self.ranks))
-
-    def reserve(self, lane: int) -> tuple[int, int] | None:
-        """The staging slots of a lane; None where the arena has no room for them."""
-        if lane not in self.slots:
-            start = self.arena.allocate(2 * self.slot_nbytes)
-            if start is None:
-                return None
-            self.slots[lane] = (start, start + self.slot_nbytes)
-        return self.slots[lane]
-
-    def release(self, lane: int) -> None:
-        """Give the slots of a lane back.  Local."""
-        if lane in self.slots:
-            self.arena.release(self.slots.pop(lane)[0], 2 * self.slot_nbytes)
-
-    def free(self) -> None:
-        """Give all slots back.  Local."""
-        for lane in list(self.slots):
-            self.release(lane)
 
 
 class WindowLowering(Lowering):
@@ -147,17 +99,17 @@ def compile_window(
     problem: Problem,
     algorithm: Algorithm,
     comm: MPI.Intracomm,
-    tag: int,
     patience: Patience,
     workspace: Workspace,
     near: Neighbours,
     lane: int,
     *,
     slices: int,
+    shared: bool,
 ) -> Program:
-    """A program of loads and stores for one call.  Never communicates.
+    """A program of loads and stores for one call, on an open lane.  Never communicates.
 
-    The lane's staging slots must have been reserved.
+    `shared` tells whether other programs run on the lane too; else its slots go when the program goes.
     """
     size, rank, arena = problem.size, problem.rank, near.arena
     chunks = algorithm.chunks(size)
@@ -174,40 +126,18 @@ def compile_window(
         TEMPORARY: workspace.take(TEMPORARY, lowering.temporary),
         **problem.memory,
     }
-    staging = Staging(near, lane, lowering.scratch)
-    for slot, offset in zip(SLOTS, staging.offsets, strict=True):
-        memory[slot] = arena.view(arena.rank, offset, staging.nbytes)
-    landing = Landing(problem, lowering, steps, memory, near, staging)
+    # Neighbours may read the last round's bytes after this rank has returned.  Those lie in the second of
+    # the two slots, and the next program begins with the first; only what is not staged needs a last barrier.
+    lasting = problem.nbytes >= IN_PLACE_NBYTES or not shared
+    if lasting or len(steps) % 2:
+        steps.append(Step())
+    landing = Landing(problem, lowering, steps, memory, near, near.lanes[lane])
     title = f"{problem.collective} {algorithm.name} in the window, {problem.nbytes} bytes"
-    return WindowProgram(Strand(comm, landing.rounds(size, rank), tag), title, patience, landing)
+    return WindowProgram(Strand(comm, landing.rounds(), tag=0), title, patience, landing)
 
 
 def _work_extent(layout: Layout) -> int:
     return max((place.stop for place in layout.out if place.base == WORK), default=0)
-
-
-class Staging:
-    """The two staging slots of a program: its lane's, or slots of its own where those are too short.
-
-    Where they lie is published, so this is no other rank's affair.
-    """
-
-    def __init__(self, near: Neighbours, lane: int, nbytes: int) -> None:
-        self.arena, self.own = near.arena, None
-        self.nbytes = near.slot_nbytes
-        self.offsets = near.slots[lane]
-        if nbytes > self.nbytes:
-            self.nbytes = -(-nbytes // 64) * 64
-            self.own = self.arena.allocate(2 * self.nbytes)
-            if self.own is None:
-                raise MemoryError(f"no room in the shared window for {2 * nbytes} bytes of staging")
-            self.offsets = self.own, self.own + self.nbytes
-
-    def free(self) -> None:
-        """Give slots of its own back.  Local."""
-        if self.own is not None:
-            self.arena.release(self.own, 2 * self.nbytes)
-            self.own = None
 
 
 class WindowProgram(Program):
@@ -226,9 +156,9 @@ class WindowProgram(Program):
 class Landing:
     """What a rank reads after each barrier: resolved when it is known where the peers' bytes lie.
 
-    A rank's publications stand in a table in its segment, written once.  A run begins with an allgather
-    of where the tables are and which call they belong to; only when that has changed since the last
-    run are the tables read again.
+    A rank's publications stand in a table in its segment, written once.  With the first barrier of a run
+    the ranks tell each other where their tables are and which call they belong to; only when that has
+    changed since the last run are the tables read again.
     """
 
     def __init__(
@@ -238,45 +168,54 @@ class Landing:
         steps: list[Step],
         memory: dict[Any, np.ndarray],
         near: Neighbours,
-        staging: Staging,
+        lane: Lane,
     ) -> None:
-        self.staging = staging
-        self.problem, self.steps, self.memory, self.near = problem, steps, memory, near
+        self.problem, self.steps, self.memory = problem, steps, memory
+        self.near, self.fence = near, lane.fence
         self.landings: list[list[Call]] = [[] for _ in steps]
-        self.seen = b""
-        bases = {**lowering.inside, **dict(zip(SLOTS, staging.offsets, strict=True))}
-        published = lowering.published
-        longest = max((len(places) for places in published.values()), default=0)
-        table = np.zeros((problem.size, max(longest, 1)), np.int64)
-        for peer, places in published.items():
-            table[peer, : len(places)] = [bases[place.base] + place.start for place in places]
-        self.table_nbytes = table.nbytes
-        self.at = near.arena.allocate(table.nbytes)
+        self.seen: list[tuple[int, ...]] = []
+        longest = max([1, *(len(places) for places in lowering.published.values())])
+        self.table_nbytes = problem.size * longest * 8
+        self.at = near.arena.allocate(self.table_nbytes)
         if self.at is None:
-            staging.free()
             raise MemoryError("no room in the shared window for a table of publications")
-        near.arena.view(near.arena.rank, self.at, table.nbytes)[:] = table.reshape(-1).view(np.uint8)
-        self.info = np.zeros((problem.size, 4), np.int64)
+        self._publish(lowering, self._stage(lowering.scratch, lane), longest)
         signature = crc32(repr(problem.signature).encode())
-        self.info[problem.rank] = signature, self.at, table.shape[1], next(_versions)
+        self.words = signature, self.at, longest, next(_versions)
 
-    def rounds(self, size: int, rank: int) -> list[Bound]:
-        """Barriers with what is copied before and read after them.  The last ends the reading."""
-        fence = (self.near.arena.sync, ())
-        whole = self.info.reshape(-1).view(np.uint8)
-        row = whole.size // size
-        places = [Place(INFO, r * row, (r + 1) * row) for r in range(size)]
-        exchange = Lowering(Layout(places)).lower(get("allgather", "circulant").plan(rank, size))
-        signal = Lowering(Layout([])).lower(get("barrier", "dissemination").plan(rank, size))
+    def _stage(self, nbytes: int, lane: Lane) -> dict[str, int]:
+        """Offsets of the staging slots: the lane's, or longer ones, since where they are concerns nobody."""
+        slots, room = lane.slots, self.near.slot_nbytes
+        arena = self.near.arena
+        if nbytes > room:
+            start = arena.allocate(2 * nbytes)
+            if start is None:
+                self.free()
+                raise MemoryError(f"no room in the shared window for {2 * nbytes} bytes of staging")
+            self.near.retire(start, 2 * nbytes)
+            slots, room = (start, start + nbytes), nbytes
+        for slot, offset in zip(SLOTS, slots, strict=True):
+            self.memory[slot] = arena.view(arena.rank, offset, room)
+        return dict(zip(SLOTS, slots, strict=True))
+
+    def _publish(self, lowering: WindowLowering, slots: dict[str, int], longest: int) -> None:
+        """Write the table: for every rank, where in this one's segment the bytes for it lie."""
+        arena, bases = self.near.arena, {**lowering.inside, **slots}
+        table = arena.view(arena.rank, self.at, self.table_nbytes).view(np.int64).reshape(-1, longest)
+        table[:] = 0
+        for peer, places in lowering.published.items():
+            table[peer, : len(places)] = [bases[place.base] + place.start for place in places]
+
+    def rounds(self) -> list[Bound]:
+        """Barriers with what is copied before and read after them."""
         rounds: list[Bound] = []
-        for t, step in enumerate([*self.steps, Step()]):
-            barrier = [bind(s, {INFO: whole, "scratch": whole}, None) for s in (signal if t else exchange)]
-            barrier = barrier or [Bound()]
-            barrier[0].before += [*calls(step.before, self.memory, None), fence]
-            barrier[-1].after += [fence] if t else [fence, (self.resolve, ())]
-            if t < len(self.steps):
-                barrier[-1].after.append((self.land, (t,)))
-            rounds += barrier
+        for t, step in enumerate(self.steps):
+            before = [*calls(step.before, self.memory, None), (self.fence.arrive, ())]
+            after: list[Call] = [(self.land, (t,))]
+            if t == 0:
+                before.insert(0, (self.fence.tell, (self.words,)))
+                after.insert(0, (self.resolve, ()))
+            rounds.append(Bound(before=before, gate=self.fence, after=after))
         return rounds
 
     def land(self, t: int) -> None:
@@ -286,19 +225,18 @@ class Landing:
 
     def resolve(self) -> None:
         """Read the peers' tables if any peer's has changed."""
-        now = self.info.tobytes()
+        size, rank, arena = self.problem.size, self.problem.rank, self.near.arena
+        now = [self.fence.told(r) for r in range(size)]
         if now == self.seen:
             return
-        size, rank, arena = self.problem.size, self.problem.rank, self.near.arena
-        odd = [r for r in range(size) if self.info[r, 0] != self.info[rank, 0]]
+        odd = [r for r in range(size) if now[r][0] != now[rank][0]]
         if odd:
             raise MismatchError(
                 f"{self.problem.collective}: rank {rank} passed {self.problem.signature[1:]}, "
                 f"ranks {odd} passed something else (counts, item size, op, root); all must be the same"
             )
         tables = {}
-        for peer in range(size):
-            _, at, longest, _ = (int(x) for x in self.info[peer])
+        for peer, (_, at, longest, _) in enumerate(now):
             raw = arena.view(self.near.ranks[peer], at, size * longest * 8)
             tables[peer] = raw.view(np.int64).reshape(size, longest)[rank]
         for t, step in enumerate(self.steps):
@@ -306,8 +244,7 @@ class Landing:
         self.seen = now
 
     def free(self) -> None:
-        """Give the table and the staging back.  Local."""
-        self.staging.free()
+        """Give the table back.  Local: every rank read it before it came to the second barrier."""
         if self.at is not None:
             self.near.arena.release(self.at, self.table_nbytes)
             self.at = None
