@@ -118,22 +118,21 @@ def sweep(spec: dict[str, Any], plain: MPI.Intracomm, ours: mpicoll.Intracomm) -
     """Measure every size of the specification; what results.py reads."""
     sizes, dtype = spec["sizes"], dtype_of(spec["dtype"])
     place: dict[str, Callable[..., np.ndarray]] = {"ordinary": np.empty, "window": ours.empty}
-    works: dict[tuple[bool, str], Workload] = {}
-    memory: dict[str, dict[str, np.ndarray]] = {}
+    works: list[Workload] = []
+    shared = True
     for given in spec["candidates"]:
-        native, kind = given["native"], given["memory"]
-        work = Workload(plain if native else ours, spec, dtype, native=native)
-        if kind not in memory:  # one buffer per kind of memory for all: caches and pages treat them alike
-            memory[kind] = work.allocate(max(sizes), place[kind])
-        work.use(memory[kind])
-        works[native, kind] = work
-    shared = all(in_window(array) for array in memory.get("window", {}).values())
+        # memory of its own: what one call leaves in the caches must not be charged to another
+        work = Workload(plain if given["native"] else ours, spec, dtype, native=given["native"])
+        work.allocate(max(sizes), place[given["memory"]])
+        works.append(work)
+        if given["memory"] == "window":
+            shared = shared and in_window(work.send) and in_window(work.recv)
     shared = plain.allreduce(shared, op=MPI.LAND)
     end = perf_counter_ns() + spec["seconds"] * 1e9
     for index, size in enumerate(sizes):
         # what small sizes leave of their share goes to the large ones
         share = plain.bcast((end - perf_counter_ns()) * 1e-9 / (len(sizes) - index))
-        candidates = [Candidate(each, works[each["native"], each["memory"]]) for each in spec["candidates"]]
+        candidates = [Candidate(*each) for each in zip(spec["candidates"], works, strict=True)]
         for candidate, each in zip(candidates, spec["candidates"], strict=True):
             if each["memory"] == "window" and not shared:
                 candidate.trouble = "the ranks have no shared window, or no room in it (see MPICOLL_ARENA)"
@@ -190,8 +189,9 @@ def main() -> None:
     """Measure what the specification in the first argument says."""
     spec = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
-    if any(each["memory"] == "window" for each in spec["candidates"]):
-        room = (2 * max(spec["sizes"]) + (32 << 20)) * 16 // 15
+    inside = sum(each["memory"] == "window" for each in spec["candidates"])
+    if inside:
+        room = (2 * inside * max(spec["sizes"]) + (32 << 20)) * 16 // 15
         os.environ.setdefault("MPICOLL_ARENA", str(max(room, 256 << 20)))
     plain, ours = world.Dup(), mpicoll.Intracomm(world)
     lines = iter([overhead(plain, ours)]) if spec["call_overhead"] else sweep(spec, plain, ours)

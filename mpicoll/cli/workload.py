@@ -62,20 +62,14 @@ class Workload:
         partial = self.collective in ("allgather", "reduce_scatter", "alltoall")
         return whole * self.dtype.itemsize, part if partial else whole
 
-    def allocate(self, largest: int, empty: Callable[..., np.ndarray]) -> dict[str, np.ndarray]:
-        """Buffers for the largest size, with every page touched."""
+    def allocate(self, largest: int, empty: Callable[..., np.ndarray]) -> None:
+        """Take buffers for the largest size, with every page touched."""
         whole, _ = self.elements(largest)
-        recv = empty(max(whole, 1), self.dtype)
-        recv[:] = 0
-        send = recv
+        self.send = self.recv = empty(max(whole, 1), self.dtype)
+        self.recv[:] = 0
         if not self.in_place and self.collective != "bcast":
-            send = empty(max(whole, 1), self.dtype)
-            send[:] = 0
-        return {"send": send, "recv": recv}
-
-    def use(self, memory: dict[str, np.ndarray]) -> None:
-        """Take buffers that `allocate` made, perhaps for another workload of the same specification."""
-        self.send, self.recv = memory["send"], memory["recv"]
+            self.send = empty(max(whole, 1), self.dtype)
+            self.send[:] = 0
 
     def _prepare(self, size: int) -> None:
         """Slices and arguments of one size, made once: the timed region holds nothing but the call."""
