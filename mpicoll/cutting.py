@@ -10,9 +10,6 @@ from .algorithms import Algorithm, Nodes
 from .plan import Copy, Op, Recv, Send
 
 KIB, MIB = 1 << 10, 1 << 20
-# Shorter vectors are staged even where they lie in the window.  Lines that a neighbour has read cost their
-# owner more to write again than a copy costs; long vectors have left the caches by then.
-IN_PLACE_NBYTES = 8 * MIB
 SEGMENT_NBYTES = 128 * KIB
 SLICE_NBYTES = 1 * MIB  # messages within a node: scratch stays in cache
 EAGER_NBYTES = 60 * KIB  # across nodes: longer messages wait for a handshake behind bulk data

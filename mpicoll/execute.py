@@ -205,12 +205,23 @@ class Program:
 
     def run(self) -> None:
         """Run to the end: start, and wait for one strand after the other."""
+        if len(self.strands) == 1:  # no strands to take turns: every microsecond counts here
+            strand = self.strands[0]
+            under_way = strand.start()
+            while under_way:
+                if not strand.test():
+                    self._wait(strand)
+                under_way = strand.next()
+            return
         self.start()
         while self._active:
             for strand in list(self._active):
                 if not strand.test():
-                    self.patience.wait(strand.test, lambda s=strand: f"{self.title}: {s.describe()}")
+                    self._wait(strand)
                 self._follow(strand)
+
+    def _wait(self, strand: Strand) -> None:
+        self.patience.wait(strand.test, lambda: f"{self.title}: {strand.describe()}")
 
     def _follow(self, strand: Strand) -> None:
         """After a round has landed: the strand's next round, else the next strand in its place."""

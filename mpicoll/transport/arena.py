@@ -12,7 +12,9 @@ import threading
 import warnings
 import weakref
 from collections import deque
+from functools import partial
 from math import prod
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ from ..settings import number
 ALIGNMENT = 64
 DEFAULT_NBYTES = 256 << 20
 LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
+# Where cores share no cache, shorter vectors are staged even if they lie in the window: lines that a
+# neighbour has read cost their owner more to write again than a copy costs.  Longer ones have left the caches.
+IN_PLACE_NBYTES = 8 << 20
 RESERVE = 16  # arrays and staging slots leave this part of a segment (one of 16) to tables
 LARGE = 256 << 10
 SHM = "/dev/shm"
@@ -93,8 +98,33 @@ def create(node: MPI.Intracomm) -> Arena | None:
                 stacklevel=2,
             )
         return None
-    _made.append(Arena(node, nbytes))
-    return _made[-1]
+    arena = Arena(node, nbytes)
+    if not _rewriting_is_dear(arena, node):
+        arena.in_place_nbytes = 0
+    _made.append(arena)
+    return arena
+
+
+def _rewriting_is_dear(arena: Arena, node: MPI.Intracomm, nbytes: int = 256 << 10, times: int = 9) -> bool:
+    """Whether writing lines again that a neighbour has read costs more than copying them.  Collective.
+
+    It does where the ranks' cores share no cache; then short vectors are staged wherever they lie.
+    """
+    mine = arena.view(arena.rank, 0, nbytes).view(np.float32)
+    aside = arena.view(arena.rank, nbytes, nbytes).view(np.float32)
+    theirs = arena.view((arena.rank + 1) % node.size, 0, nbytes).view(np.uint64)
+    spent = []
+    for _ in range(times):
+        node.Barrier()
+        np.bitwise_xor.reduce(theirs)
+        node.Barrier()
+        marks = [perf_counter()]
+        for write in (partial(mine.fill, 1), partial(mine.fill, 2), partial(np.copyto, aside, mine)):
+            write()
+            marks.append(perf_counter())
+        spent.append(np.diff(marks))
+    again, before, copied = np.median(spent, axis=0)
+    return 2 * node.allreduce(int(again - before > copied)) > node.size
 
 
 class Arena:
@@ -102,6 +132,12 @@ class Arena:
 
     Never freed before the MPI ends: arrays may outlive every communicator, and reading a freed window
     is a crash.
+
+    Attributes
+    ----------
+    in_place_nbytes
+        Vectors of at least so many bytes that lie in the window are read where they are; shorter ones are
+        staged.  The same on all ranks.
     """
 
     def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
@@ -110,6 +146,7 @@ class Arena:
         self.rank = node.rank
         self.group = node.Get_group()
         self.nbytes = nbytes
+        self.in_place_nbytes = IN_PLACE_NBYTES
         memories = [self.window.Shared_query(r)[0] for r in range(node.size)]
         self.segments = [np.frombuffer(memory, np.uint8, nbytes) for memory in memories]
         self.address = address_of(self.segments[self.rank])

@@ -19,7 +19,6 @@ from mpi4py import MPI
 
 from ..algorithms import Algorithm
 from ..arrays import Workspace
-from ..cutting import IN_PLACE_NBYTES
 from ..errors import MismatchError
 from ..execute import Patience, Program, Strand
 from ..op import Call
@@ -116,7 +115,7 @@ def compile_window(
     layout = problem.layout(chunks, algorithm.weights(size), slices)
     plans = [algorithm.plan(rank, size, root=problem.root) for _ in range(slices)]
     inside = {}
-    if problem.nbytes >= IN_PLACE_NBYTES:
+    if problem.nbytes >= arena.in_place_nbytes:
         offsets = {base: arena.find(data) for base, data in problem.memory.items() if data.size}
         inside = {base: offset for base, offset in offsets.items() if offset is not None}
     lowering = WindowLowering(layout, inside)
@@ -128,7 +127,7 @@ def compile_window(
     }
     # Neighbours may read the last round's bytes after this rank has returned.  Those lie in the second of
     # the two slots, and the next program begins with the first; only what is not staged needs a last barrier.
-    lasting = problem.nbytes >= IN_PLACE_NBYTES or not shared
+    lasting = problem.nbytes >= arena.in_place_nbytes or not shared
     if lasting or len(steps) % 2:
         steps.append(Step())
     landing = Landing(problem, lowering, steps, memory, near, near.lanes[lane])

@@ -12,7 +12,6 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll.state import KEPT
 from mpicoll.transport import arena as arenas
-from mpicoll.transport import window
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 N = 12000 * SIZE  # a multiple of the size, above every threshold of the window
@@ -33,9 +32,11 @@ def comms(world):
 
 
 @pytest.fixture(autouse=True)
-def read_in_place(monkeypatch):
+def read_in_place(comms, monkeypatch):
     """What lies in the window is read there at every size, not only where that is faster."""
-    monkeypatch.setattr(window, "IN_PLACE_NBYTES", 0)
+    near = comms["window"]._state.near
+    if near is not None:
+        monkeypatch.setattr(near.arena, "in_place_nbytes", 0)
 
 
 @pytest.fixture
