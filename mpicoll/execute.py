@@ -185,7 +185,7 @@ class Program:
 
     def __init__(self, strands: Sequence[Strand], width: int, title: str, patience: Patience) -> None:
         self.strands, self.width, self.title, self.patience = strands, width, title, patience
-        self.key: Any = None  # under which it is kept
+        self.used = 0  # when it was last called, by a count of calls
         self.users = 0  # operations that hold it: it must not be freed under them
         self._active: list[Strand] = []
         self._next = 0

@@ -34,12 +34,14 @@ def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: t
     key = None if asked is not None or record.timed or state.checks else _fingerprint(name, arguments)
     known = state.known.get(key)
     if known is not None and state.broken is None:
-        program, finale, collective, algorithm, nbytes = known
-        state.programs.move_to_end(program.key)
+        program, finale, entry, event = known
+        program.used = next(state.calls)
         _run_program(state, program)
         for function in finale:
             function()
-        record.note(collective, algorithm, nbytes)
+        entry.calls += 1
+        entry.nbytes += event[2]
+        record.recent.append(event)
         return
     began = perf_counter() if record.timed else 0.0
     call, choice, alike = _prepare(state, name, name, asked, arguments)
@@ -54,7 +56,8 @@ def run(comm: MPI.Intracomm, state: State, name: str, asked: Asked, arguments: t
             function()
         _run_program(state, program)
         if key is not None and not prelude and not call.problem.finale:
-            state.known[key] = program, finale, call.problem.collective, choice.algorithm, call.problem.nbytes
+            event = call.problem.collective, choice.algorithm, call.problem.nbytes
+            state.known[key] = program, finale, record.total(*event[:2]), event
     for function in finale:
         function()
     elapsed = perf_counter() - began if record.timed else 0.0

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from mpi4py import MPI
@@ -59,7 +60,8 @@ class State:
         self.selection = Selection(Setting(self.size, self.nodes, self.near is not None))
         self.checks = os.environ.get("MPICOLL_CHECK", "0") not in ("", "0")
         self.patience = Patience(spins=20 if self.crowded else 2000)
-        self.programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self.programs: dict[tuple[Any, ...], Program] = {}
+        self.calls = count(1)
         self.known: dict[Any, tuple[Any, ...]] = {}  # blocking calls that may skip all checks
         self.lanes: list[deque[Operation]] = [deque() for _ in range(LANES)]
         self.issued = 0  # non-blocking calls
@@ -164,23 +166,19 @@ class State:
         program = self.programs.get(key)
         if program is None:
             program = self.compile(call, choice, alike, lane)
-            program.key = key
             self.programs[key] = program
             if len(self.programs) > KEPT:
                 self._evict()
-        else:
-            self.programs.move_to_end(key)
+        program.used = next(self.calls)
         return program
 
     def _evict(self) -> bool:
         """Free the program that has not been used for longest and is not in use.  Local."""
-        for key, program in self.programs.items():
-            if not program.users:
-                program.free()
-                del self.programs[key]
-                self.known.clear()
-                return True
-        return False
+        idle = [key for key, program in self.programs.items() if not program.users]
+        if idle:
+            self.programs.pop(min(idle, key=lambda key: self.programs[key].used)).free()
+            self.known.clear()
+        return bool(idle)
 
     def compile(self, call: Call, choice: Choice, alike: bool, lane: int) -> Program:
         """Compile a program for a call.  Never communicates."""

@@ -40,9 +40,14 @@ class Fence:
         self._polls = 0
 
     def tell(self, words: Sequence[int]) -> None:
-        """Write what the others may read when they have passed the next barrier."""
-        for i, word in enumerate(words, 1):
-            self.mine[i] = word
+        """Write what the others may read after the next barrier.  The last word is a version."""
+        if self.mine[WORDS] != words[-1]:
+            for i, word in enumerate(words, 1):
+                self.mine[i] = word
+
+    def versions(self) -> list[int]:
+        """The last word of every rank: while they are the same, so is all that was told."""
+        return [row[WORDS] for row in self.rows]
 
     def told(self, rank: int) -> tuple[int, ...]:
         """What a rank told."""

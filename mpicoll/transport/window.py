@@ -172,7 +172,7 @@ class Landing:
         self.problem, self.steps, self.memory = problem, steps, memory
         self.near, self.fence = near, lane.fence
         self.landings: list[list[Call]] = [[] for _ in steps]
-        self.seen: list[tuple[int, ...]] = []
+        self.seen: list[int] = []
         longest = max([1, *(len(places) for places in lowering.published.values())])
         self.table_nbytes = problem.size * longest * 8
         self.at = near.arena.allocate(self.table_nbytes)
@@ -224,10 +224,11 @@ class Landing:
 
     def resolve(self) -> None:
         """Read the peers' tables if any peer's has changed."""
+        versions = self.fence.versions()
+        if versions == self.seen:
+            return
         size, rank, arena = self.problem.size, self.problem.rank, self.near.arena
         now = [self.fence.told(r) for r in range(size)]
-        if now == self.seen:
-            return
         odd = [r for r in range(size) if now[r][0] != now[rank][0]]
         if odd:
             raise MismatchError(
@@ -240,7 +241,7 @@ class Landing:
             tables[peer] = raw.view(np.int64).reshape(size, longest)[rank]
         for t, step in enumerate(self.steps):
             self.landings[t] = calls(step.after, _Reach(self, tables), self.problem.reducer)
-        self.seen = now
+        self.seen = versions
 
     def free(self) -> None:
         """Give the table back.  Local: every rank read it before it came to the second barrier."""
