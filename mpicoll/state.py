@@ -165,11 +165,10 @@ class State:
         key = (lane, choice.entry, choice.transport, choice.slices, choice.segments, *call.problem.key)
         program = self.programs.get(key)
         if program is None:
-            program = self.compile(call, choice, alike, lane)
-            self.programs[key] = program
-            if len(self.programs) > KEPT:
-                self._evict()
+            program = self.programs[key] = self.compile(call, choice, alike, lane)
         program.used = next(self.calls)
+        if len(self.programs) > KEPT:
+            self._evict()
         return program
 
     def _evict(self) -> bool:

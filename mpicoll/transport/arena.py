@@ -27,7 +27,7 @@ ALIGNMENT = 64
 DEFAULT_NBYTES = 256 << 20
 LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
 # Where cores share no cache, shorter vectors are staged even if they lie in the window: lines that a
-# neighbour has read cost their owner more to write again than a copy costs.  Longer ones have left the caches.
+# neighbour has read cost their owner more to write again than a copy.  Longer ones have left the caches.
 IN_PLACE_NBYTES = 8 << 20
 RESERVE = 16  # arrays and staging slots leave this part of a segment (one of 16) to tables
 LARGE = 256 << 10
