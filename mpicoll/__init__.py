@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _homes = {
     "Intracomm": "comm",
     "ArgumentError": "errors",
+    "LaunchError": "errors",
     "MismatchError": "errors",
     "StallError": "errors",
     "stats": "record",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from . import record, serve
+from . import launched, record, serve
 from .algorithms import NATIVE
 from .algorithms.registry import COLLECTIVES, REDUCTIONS
 from .arrays import NATIVE as NATIVE_TYPES
@@ -68,6 +68,7 @@ class Intracomm(MPI.Intracomm):
             raise ArgumentError("comm: expected an intracommunicator that is not null", MPI.ERR_COMM)
         state = attached(self)
         if state is None:
+            launched.check(MPI.COMM_WORLD.size, MPI.Get_library_version().split(",")[0].splitlines()[0])
             state = State(self, parent)
             attach(self, state)
         self._adopt(state)

@@ -38,3 +38,7 @@ class MismatchError(ArgumentError):
 
 class StallError(_Told):
     """Nothing moved for longer than `MPICOLL_TIMEOUT` seconds: says which ranks a collective waits for."""
+
+
+class LaunchError(RuntimeError):
+    """The launcher that started this process does not belong to its MPI."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import index
 from typing import Final, Literal, TypeAlias
 
 Buffer: TypeAlias = Literal["in", "out", "tmp"]
@@ -38,7 +39,7 @@ Chunks: TypeAlias = int | Iterable[int]
 
 
 def _tuple(chunks: Chunks) -> tuple[int, ...]:
-    return (chunks,) if isinstance(chunks, int) else tuple(chunks)
+    return tuple(chunks) if isinstance(chunks, Iterable) else (index(chunks),)
 
 
 @dataclass(frozen=True, slots=True, init=False)

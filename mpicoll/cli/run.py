@@ -71,6 +71,8 @@ def program(words: Sequence[str], module: str | None) -> list[str]:
         if not Path(words[0]).is_file():
             raise click.ClickException(f"no such script: {words[0]}")
         return [*python, *words]
+    if len(words) > 1 and Path(words[0]).name.startswith("python") and words[1].endswith(".py"):
+        return [words[0], *python[1:], *words[1:]]
     return list(words)
 
 
