@@ -27,6 +27,7 @@ _rooms = (
     "buckets",
     "data",
     "draw",
+    "nn",
     "op",
     "optim",
     "plan",
