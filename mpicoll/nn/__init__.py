@@ -4,7 +4,7 @@ from mpicoll.nn.attention import CausalAttention
 from mpicoll.nn.dropout import Draw, Dropout
 from mpicoll.nn.embedding import Embedding, Positions
 from mpicoll.nn.gelu import GELU
-from mpicoll.nn.layer import Layer, namespace
+from mpicoll.nn.layer import Layer, ignore, namespace
 from mpicoll.nn.linear import Linear
 from mpicoll.nn.loss import cross_entropy, cross_entropy_backward
 from mpicoll.nn.norm import LayerNorm
@@ -24,5 +24,6 @@ __all__ = [
     "Stack",
     "cross_entropy",
     "cross_entropy_backward",
+    "ignore",
     "namespace",
 ]
