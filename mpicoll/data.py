@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.progress import Progress
 
-__all__ = ["DataError", "TextData", "pack_text", "replacing", "stdlib_sources"]
+__all__ = ["DataError", "TextData", "pack_text", "replacing", "stdlib_sources", "sync"]
 
 FORMAT = 1
 BLOCK = 1 << 20  #: bytes per read, write and HDF5 chunk
@@ -191,14 +191,14 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make sure that a file, or a folder's list of files, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
