@@ -25,6 +25,7 @@ _rooms = (
     "algorithms",
     "arrays",
     "buckets",
+    "checkpoint",
     "data",
     "draw",
     "nn",
