@@ -35,6 +35,7 @@ _rooms = (
     "record",
     "sampler",
     "select",
+    "timeline",
     "verify",
 )
 
