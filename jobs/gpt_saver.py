@@ -1,0 +1,60 @@
+"""Checkpoints of `train_gpt.py`: what is saved of a run, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpt import GPT
+from gpt_config import Config
+from train_text import Curve
+
+import mpicoll
+from mpicoll.checkpoint import Checkpoints, Shard
+from mpicoll.optim import DistributedOptimizer
+
+
+class Saver:
+    """Saves the run every so many steps, and goes on where a saved one ended."""
+
+    def __init__(self, comm: mpicoll.Intracomm, config: Config, text: str, resume: bool) -> None:
+        # What a saved run is of. Steps may be added to it, and it may go on with other ranks and buckets.
+        kind = {name: asdict(getattr(config, name)) for name in ("model", "optimizer", "training")}
+        for name in "steps", "passes", "evaluations":
+            kind["training"].pop(name)
+        kind = json.loads(json.dumps({**kind, "text": text, "validation": config.data.validation}))
+        folder = config.checkpoint.folder or Path(config.output.folder) / "checkpoints"
+        self.comm, self.resume, self.steps = comm, resume, config.training.steps
+        self.every = config.checkpoint.every or self.steps
+        self.checkpoints = Checkpoints(folder, comm, keep=config.checkpoint.keep, model=kind)
+
+    def restore(self, model: GPT, optimizer: DistributedOptimizer, curve: Curve) -> int:
+        """Fill in what was saved last, if this run is to go on; return the steps that were done."""
+        saved = self.checkpoints.load(self._state(model, optimizer)) if self.resume else None
+        if saved is None:
+            return 0
+        optimizer.load_state_dict({**optimizer.state_dict(), "steps": saved.step})
+        curve.loss[:] = saved.extra["loss"]
+        curve.validation.update({int(step): loss for step, loss in saved.extra["validation"].items()})
+        curve.seconds, curve.communicating = saved.extra["seconds"], saved.extra["communicating"]
+        return saved.step
+
+    def save(self, step: int, model: GPT, optimizer: DistributedOptimizer, curve: Curve) -> None:
+        """Save the run if it is time; training goes on while the copy is written."""
+        if step % self.every == 0 or step == self.steps:
+            state = self._state(model, optimizer)
+            self.checkpoints.save(step, state, extra=asdict(curve), wait=step == self.steps)
+
+    def close(self) -> None:
+        """Wait for what is being written; collective."""
+        self.checkpoints.close()
+
+    def _state(self, model: GPT, optimizer: DistributedOptimizer) -> dict[str, Any]:
+        """Return all arrays that the next step depends on."""
+        unsent = {
+            name: Shard(array.reshape(1, -1), (self.comm.size, array.size), (self.comm.rank, 0))
+            for name, array in optimizer.local_state().items()
+        }
+        return {"params": model.params, "optimizer": optimizer.state_dict()["slots"], "unsent": unsent}
