@@ -1,7 +1,7 @@
 """Checkpoints: every rank writes its part, any number of ranks reads it back.
 
-`store` is the door.  `layout` cuts a state into pieces, `image` makes HDF5 files of them, `folder` knows what
-is on disk, `saving` and `loading` go from one to the other, and `together` lets ranks fail as one.
+`store` is the door.  `layout` cuts a state into pieces, `view` shows them as whole arrays, `folder` knows
+what is on disk, `saving` and `loading` go from one to the other, and `together` lets ranks fail as one.
 """
 
 from mpicoll.checkpoint.layout import CheckpointError, Shard

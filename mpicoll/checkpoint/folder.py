@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpicoll.checkpoint.image import checksum
 from mpicoll.checkpoint.layout import DamagedError
-from mpicoll.data import replacing, sync
+from mpicoll.files import replacing, sync
+from mpicoll.hdf5 import checksum
 
 __all__ = [
     "FORMAT",

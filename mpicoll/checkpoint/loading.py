@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from mpicoll.checkpoint.folder import FORMAT, check_file, kept, read_manifest
-from mpicoll.checkpoint.image import read
 from mpicoll.checkpoint.layout import CheckpointError, Entry, Piece, dtype_name, overlap
 from mpicoll.checkpoint.together import Together, said
+from mpicoll.hdf5 import read
 
 __all__ = ["candidates", "check_files", "compare", "fill", "open_manifest"]
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mpicoll.checkpoint.folder import write_manifest
-from mpicoll.checkpoint.image import view, write
 from mpicoll.checkpoint.layout import Entry, Index, Piece
 from mpicoll.checkpoint.together import Together, said
+from mpicoll.checkpoint.view import view
+from mpicoll.hdf5 import write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

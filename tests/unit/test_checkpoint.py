@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard, folder, image, layout
+from mpicoll import hdf5
+from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard, folder, layout
 
 DTYPES = [np.float32, ">f8", np.float16, np.int64, np.bool_, np.complex64, ml_dtypes.bfloat16]
 
@@ -141,10 +142,10 @@ def test_dtypes_keep_their_names(dtype):
 @pytest.mark.parametrize("shape", [(), (1,), (40, 51), (3, 1, 2)])
 def test_hdf5_reads_what_we_write(tmp_path, dtype, shape):
     block = np.array(np.arange(np.prod(shape, dtype=int)).reshape(shape) % 7, dtype)
-    record = image.write(tmp_path / "a.h5", [("x/0", block), ("deep/er/name é/1", block.T)])
+    record = hdf5.write(tmp_path / "a.h5", [("x/0", block), ("deep/er/name é/1", block.T)])
     content = (tmp_path / "a.h5").read_bytes()
     assert (record["nbytes"], record["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
-    assert image.checksum(tmp_path / "a.h5") == record["sha256"]
+    assert hdf5.checksum(tmp_path / "a.h5") == record["sha256"]
     with h5py.File(tmp_path / "a.h5") as file:
         for name, expected in ("x/0", block), ("deep/er/name é/1", block.T):
             kind = np.uint16 if dtype is ml_dtypes.bfloat16 else dtype
@@ -153,24 +154,24 @@ def test_hdf5_reads_what_we_write(tmp_path, dtype, shape):
             assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
             out = np.empty(expected.shape, dtype)
             inside = tuple(slice(0, n) for n in expected.shape)
-            image.read(tmp_path / "a.h5", record["offsets"][name], expected.shape, inside, out)
+            hdf5.read(tmp_path / "a.h5", record["offsets"][name], expected.shape, inside, out)
             assert out.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
 def test_a_file_of_a_thousand_blocks(tmp_path):
     blocks = [(f"layer{i}/weight/0", np.full((i % 5, 3), i, np.int32)) for i in range(1, 1000)]
-    image.write(tmp_path / "a.h5", [block for block in blocks if block[1].size])
+    hdf5.write(tmp_path / "a.h5", [block for block in blocks if block[1].size])
     with h5py.File(tmp_path / "a.h5") as file:
         assert all((file[name][()] == block).all() for name, block in blocks if block.size)
 
 
 def test_part_of_a_block_is_read(tmp_path):
     block = np.arange(120.0).reshape(6, 4, 5)
-    offset = image.write(tmp_path / "a.h5", [("x", block)])["offsets"]["x"]
+    offset = hdf5.write(tmp_path / "a.h5", [("x", block)])["offsets"]["x"]
     for inside in np.s_[2:5, 1:3, 0:5], np.s_[0:6, 0:4, 0:5], np.s_[1:2, 0:4, 0:5], np.s_[5:6, 3:4, 4:5]:
         for order in "CF":
             out = np.empty(block[inside].shape, order=order)
-            image.read(tmp_path / "a.h5", offset, block.shape, inside, out)
+            hdf5.read(tmp_path / "a.h5", offset, block.shape, inside, out)
             assert (out == block[inside]).all()
 
 

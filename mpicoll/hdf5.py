@@ -2,7 +2,7 @@
 
 HDF5 crashes the process where a disk is full, may loop forever over a damaged file, and wants locks that some
 shared file systems refuse.  So it only lays out a file whose data it does not write; the data and what lies
-around it go out in one pass, with a checksum, through an ordinary Python file.
+around it go out through an ordinary Python file.
 """
 
 from __future__ import annotations
@@ -10,42 +10,92 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s, h5t
 
-from mpicoll.checkpoint.layout import Index, Piece, dtype_of
-from mpicoll.data import replacing
+from mpicoll.files import replacing
 
-__all__ = ["checksum", "read", "view", "write"]
+__all__ = ["checksum", "pack", "read", "stored", "write"]
 
 BLOCK = 1 << 22  #: bytes per read and write
 PAGE = 1 << 12
 
+Block: TypeAlias = np.ndarray[Any, Any]
+Kind: TypeAlias = tuple[str, tuple[int, ...], np.dtype[Any]]  #: name, shape and dtype of a dataset
 
-def write(path: Path, blocks: Sequence[tuple[str, np.ndarray[Any, Any]]]) -> dict[str, Any]:
-    """Write blocks as the datasets of an HDF5 file, under a temporary name until it is on disk.
+
+def write(path: Path, blocks: Sequence[tuple[str, Block]]) -> dict[str, Any]:
+    """Write blocks as the datasets of an HDF5 file, in one pass, under a temporary name until it is on disk.
 
     Returns
     -------
     dict
         ``nbytes`` and ``sha256`` of the file, and ``offsets``: for every name, where its bytes begin.
     """
-    layout, offsets, size = _lay_out([(name, block.shape, block.dtype) for name, block in blocks])
+    content, offsets, size = _lay_out([(name, block.shape, block.dtype) for name, block in blocks])
     digest = hashlib.sha256()
     with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
         position = 0
         for offset, (_, block) in sorted(zip(offsets, blocks, strict=True), key=lambda pair: pair[0]):
-            _put(file, digest, layout.part(position, offset))
-            _put(file, digest, np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            _put(file, digest, content.part(position, offset))
+            _put(file, digest, _bytes(block))
             position = offset + block.nbytes
-        _put(file, digest, layout.part(position, size))
+        _put(file, digest, content.part(position, size))
     places = {name: offset for (name, _), offset in zip(blocks, offsets, strict=True)}
     return {"nbytes": size, "sha256": digest.hexdigest(), "offsets": places}
+
+
+def pack(
+    path: Path,
+    datasets: Mapping[str, tuple[tuple[int, ...], np.dtype[Any], Iterable[Block]]],
+    attributes: Callable[[list[str]], Mapping[str, Any]],
+) -> None:
+    """Write datasets whose blocks are made one after the other, and attributes that are known at the end.
+
+    Parameters
+    ----------
+    path
+        The file.
+    datasets
+        Name -> shape, dtype, and blocks that hold the data in order.
+    attributes
+        Given the SHA-256 of each dataset, returns the attributes of the file; their types and lengths must
+        not depend on it.
+
+    Raises
+    ------
+    ValueError
+        If the blocks hold more or less than the shape tells.
+    """
+    kinds = [(name, shape, dtype) for name, (shape, dtype, _) in datasets.items()]
+    _, offsets, _ = _lay_out(kinds, attributes(["0" * 64] * len(kinds)))
+    digests, ends = [], []
+    with replacing(path) as temporary, temporary.open("wb", buffering=0) as file:
+        for (name, (shape, dtype, blocks)), offset in zip(datasets.items(), offsets, strict=True):
+            digest = hashlib.sha256()
+            ends.append(offset + math.prod(shape) * dtype.itemsize)
+            file.seek(offset)
+            for block in blocks:
+                _put(file, digest, _bytes(block))
+            if file.tell() != ends[-1]:
+                held = (file.tell() - offset) // dtype.itemsize
+                raise ValueError(f"{name}: shape {shape} announced, {held} elements found")
+            digests.append(digest.hexdigest())
+        content, again, size = _lay_out(kinds, attributes(digests))
+        if again != offsets:
+            raise ValueError("the attributes' lengths depend on the checksums")
+        for start, stop in zip([0, *sorted(ends)], [*sorted(offsets), size], strict=True):
+            file.seek(start)
+            _put(file, hashlib.sha256(), content.part(start, stop))
+
+
+def _bytes(block: Block) -> memoryview:
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 def _put(file: IO[bytes], digest: Any, content: memoryview) -> None:
@@ -57,7 +107,7 @@ def _put(file: IO[bytes], digest: Any, content: memoryview) -> None:
 
 
 def _lay_out(
-    datasets: Sequence[tuple[str, Index, np.dtype[Any]]],
+    datasets: Sequence[Kind], attributes: Mapping[str, Any] | None = None
 ) -> tuple[_Sparse, list[int], int]:
     """Return an HDF5 file without its data: its content, where the data of each dataset go, and its size."""
     content, offsets = _Sparse(), []
@@ -68,13 +118,15 @@ def _lay_out(
         linked.set_create_intermediate_group(True)
         linked.set_char_encoding(h5t.CSET_UTF8)
         for name, shape, dtype in datasets:
-            stored, space = h5t.py_create(_stored(dtype), logical=True), h5s.create_simple(shape)
+            kept, space = h5t.py_create(stored(dtype), logical=True), h5s.create_simple(shape)
             space = space if shape else h5s.create(h5s.SCALAR)
-            offsets.append(h5d.create(file.id, name.encode(), stored, space, created, linked).get_offset())
+            dataset = h5d.create(file.id, name.encode(), kept, space, created, linked)
+            offsets.append(dataset.get_offset() or 0)  # None for a dataset without elements
+        file.attrs.update(attributes or {})
     return content, offsets, content.size
 
 
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return what HDF5 is told: it does not know bfloat16 and its like, and sees the bits of those."""
     return dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
 
@@ -137,39 +189,6 @@ class _Sparse(io.RawIOBase):
         return True
 
 
-def view(path: Path, arrays: Mapping[str, tuple[Index, str, Sequence[Piece]]], files: Sequence[str]) -> None:
-    """Write an HDF5 file that shows the pieces in `files` beside it as whole arrays.
-
-    Parameters
-    ----------
-    path
-        The file.
-    arrays
-        Name -> shape, name of the dtype, pieces.
-    files
-        The names of the files that hold the pieces, by number.
-    """
-    content = io.BytesIO()
-    with h5py.File(content, "w") as file:
-        for name, (shape, dtype, pieces) in arrays.items():
-            stored = _stored(dtype_of(dtype))
-            if not shape:  # a scalar has no virtual form
-                file[name] = h5py.ExternalLink(files[pieces[0].file], f"{name}/0")
-                continue
-            if not pieces:
-                shown = file.create_dataset(name, shape, stored)
-            else:
-                layout = h5py.VirtualLayout(shape, stored)
-                for number, piece in enumerate(pieces):
-                    source = h5py.VirtualSource(files[piece.file], f"{name}/{number}", piece.shape, stored)
-                    layout[piece.within((0,) * len(shape))] = source
-                shown = file.create_virtual_dataset(name, layout)
-            # Of fixed length: HDF5 may loop forever over a damaged heap of variable-length strings.
-            shown.attrs["dtype"] = np.bytes_(dtype)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content.getbuffer())
-
-
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
@@ -179,7 +198,7 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read(path: Path, offset: int, shape: Index, inside: tuple[slice, ...], out: np.ndarray[Any, Any]) -> None:
+def read(path: Path, offset: int, shape: tuple[int, ...], inside: tuple[slice, ...], out: Block) -> None:
     """Read part of a block that begins at a byte of a file.
 
     Parameters
