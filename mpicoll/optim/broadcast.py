@@ -114,7 +114,7 @@ def broadcast_object(obj: Any, comm: Intracomm, root: int = 0) -> Any:
         raise ValueError(f"the object of rank {root} cannot be pickled: {problem}")
     buffer = np.frombuffer(bytearray(data), np.uint8) if comm.rank == root else np.empty(count, np.uint8)
     comm.Bcast(buffer, root=root)
-    return obj if comm.rank == root else pickle.loads(buffer)
+    return obj if comm.rank == root else pickle.loads(buffer.data)
 
 
 def allreduce_metrics(metrics: Mapping[str, float], comm: Intracomm, weight: float = 1.0) -> dict[str, float]:

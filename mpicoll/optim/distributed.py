@@ -12,6 +12,7 @@ from mpi4py import MPI
 from mpicoll.buckets import Buckets, Flat
 from mpicoll.optim.adasum import adasum
 from mpicoll.optim.exchange import Compression
+from mpicoll.optim.optimizers import Optimizer
 from mpicoll.optim.passes import Passes
 from mpicoll.optim.reducer import Reducer, can_hide
 
@@ -97,6 +98,8 @@ class DistributedOptimizer:
         overlap: bool | None = None,
     ) -> None:
         _check(op, bucket_cap_mb, backward_passes_per_step, gradient_predivide_factor, compression)
+        if op == "adasum" and not isinstance(optimizer, Optimizer):
+            raise ValueError("Adasum needs an optimizer whose state does not copy the parameters")
         self.optimizer, self.comm, self.op = optimizer, comm, op
         self.params: Mapping[str, Array] = optimizer.params
         self.gradients = Buckets(self.params, comm, int(bucket_cap_mb * (1 << 20)), groups)
@@ -111,11 +114,10 @@ class DistributedOptimizer:
         )
         self._passes = Passes(self.gradients, backward_passes_per_step)
         self._private = MPI.Intracomm(comm).Dup() if op == "adasum" and comm.size > 1 else None
-        self._skipping = False
+        self._skipping = self._synchronized = False
         self._reset()
 
-    # -- the backward pass -------------------------------------------------------------------------------
-
+    @np.errstate(over="ignore", invalid="ignore")  # infinities tell of it
     def grad_ready(self, name: str | None = None, gradient: Array | None = None) -> None:
         """Say that a gradient is complete in this pass; ranks may say so in any order.
 
@@ -149,8 +151,6 @@ class DistributedOptimizer:
             view[...] = gradient
         if self._passes.add(name):
             self._reducer.ready(name)
-
-    # -- the step --------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Combine what the ranks have, and wait for it; collective. `step` does it by itself.
@@ -235,12 +235,10 @@ class DistributedOptimizer:
         self._passes.reset()
         self._reducer.reset()
 
-    # -- what belongs to the wrapped optimizer -------------------------------------------------------------
-
     @property
     def lr(self) -> float:
         """The learning rate of the wrapped optimizer."""
-        return self.optimizer.lr
+        return float(self.optimizer.lr)
 
     @lr.setter
     def lr(self, value: float) -> None:
@@ -249,11 +247,11 @@ class DistributedOptimizer:
     @property
     def steps(self) -> int:
         """Steps taken so far."""
-        return self.optimizer.steps
+        return int(self.optimizer.steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the wrapped optimizer: the same on every rank, except with Adasum."""
-        return self.optimizer.state_dict()
+        return dict(self.optimizer.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the wrapped optimizer a state; gradients that were ready are forgotten."""

@@ -119,7 +119,7 @@ class Reducer:
                     going.append((run, following))
             runs = going
 
-    def _start(self, collective: str, *arguments: Any, **options: Any) -> MPI.Request:
+    def _start(self, collective: str, *arguments: Any, **options: Any) -> Any:
         return getattr(self.comm, f"I{collective.lower()}")(*arguments, **options)
 
     def _perform(self, collective: str, *arguments: Any, **options: Any) -> None:
