@@ -32,6 +32,7 @@ _rooms = (
     "nn",
     "op",
     "optim",
+    "parallel",
     "plan",
     "prefetch",
     "record",
