@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from mpicoll.checkpoint.folder import FORMAT, check_file, kept, read_manifest
 from mpicoll.checkpoint.layout import CheckpointError, Entry, Piece, dtype_name, overlap
 from mpicoll.checkpoint.together import Together, said
 from mpicoll.hdf5 import read
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["candidates", "check_files", "compare", "fill", "open_manifest"]
 
@@ -77,7 +80,7 @@ def fill(path: Path, manifest: dict[str, Any], mine: Sequence[Entry], ranks: Tog
     names = [file["name"] for file in manifest["files"]]
     problem, turn = None, 0
     for entry in mine:
-        host = entry.array if isinstance(entry.array, np.ndarray) else entry.array.get()
+        host: NDArray[Any] = entry.array if isinstance(entry.array, np.ndarray) else entry.array.get()
         stored = manifest["arrays"][entry.name]["pieces"]
         pieces = [Piece(file, 0, tuple(start), tuple(shape)) for file, _, start, shape in stored]
         for number, inside, here in overlap(pieces, entry.start, tuple(host.shape)):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpicoll.checkpoint.folder import write_manifest
-from mpicoll.checkpoint.layout import Entry, Index, Piece
+from mpicoll.checkpoint.layout import CheckpointError, Entry, Index, Piece, cut, dtype_name, entries
 from mpicoll.checkpoint.together import Together, said
 from mpicoll.checkpoint.view import view
 from mpicoll.hdf5 import write
@@ -18,10 +19,41 @@ from mpicoll.hdf5 import write
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Blocks", "Plan", "collect", "write_parts"]
+__all__ = ["Blocks", "Plan", "agreed", "collect", "planned", "write_parts"]
 
 Plan: TypeAlias = dict[str, tuple[Index, str, list[Piece]]]  #: name -> shape, dtype, pieces
 Blocks: TypeAlias = "list[tuple[str, NDArray[Any]]]"  #: dataset in this rank's file, and its content
+
+
+def agreed(ranks: Together, state: Mapping[str, Any]) -> list[Entry]:
+    """Return the arrays of a state that all ranks describe alike."""
+    with ranks.agreeing():
+        mine = entries(state)
+    described = [entry.describe() for entry in mine]
+    theirs = ranks.on_root(lambda: described)
+    with ranks.agreeing():
+        for here, there in zip_longest(described, theirs):
+            if here != there:
+                raise CheckpointError(
+                    f"the state differs from that of rank 0: {_words(here)} here, {_words(there)} there"
+                )
+    return mine
+
+
+def _words(described: tuple[str, Index, str, bool] | None) -> str:
+    if described is None:
+        return "nothing more"
+    name, shape, dtype, whole = described
+    return f"{name!r}, {dtype} of shape {shape}{'' if whole else ', sharded'},"
+
+
+def planned(ranks: Together, files: Sequence[int], mine: Sequence[Entry]) -> Plan:
+    """Return which file every part of every array goes to; the same on every rank."""
+    shards = {one.name: (one.start, tuple(one.array.shape)) for one in mine if not one.whole}
+    blocks = ranks.gather(shards) if shards else []
+    with ranks.agreeing():
+        pieces = cut(mine, blocks, files)
+    return {one.name: (one.shape, dtype_name(one.dtype), pieces[one.name]) for one in mine}
 
 
 def collect(

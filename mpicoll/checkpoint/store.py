@@ -9,16 +9,15 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from mpicoll.checkpoint.folder import FORMAT, locks_refused, make, prune
-from mpicoll.checkpoint.layout import CheckpointError, DamagedError, Entry, cut, dtype_name, entries
+from mpicoll.checkpoint.layout import CheckpointError, DamagedError
 from mpicoll.checkpoint.loading import candidates, check_files, compare, fill, open_manifest
-from mpicoll.checkpoint.saving import Blocks, Plan, collect, write_parts
+from mpicoll.checkpoint.saving import Blocks, Plan, agreed, collect, planned, write_parts
 from mpicoll.checkpoint.together import Together
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Checkpoints:
             raise CheckpointError(f"keep must be at least 1, got {keep}")
         self.folder = Path(folder)
         self.keep = keep
-        self.model = model
+        self.model = _plain("model", model)
         self._ranks = Together(comm)
         writer = self._ranks.rank
         if per_node:
@@ -142,8 +141,9 @@ class Checkpoints:
             all the same.
         """
         self.wait()
-        ranks, mine = self._ranks, self._state(state)
-        plan = self._plan(mine)
+        ranks = self._ranks
+        mine = agreed(ranks, state)
+        plan = planned(ranks, self._files, mine)
         path, header = ranks.on_root(self._begin, step, extra)
         self._looked = True
         background = not wait and ranks.threaded
@@ -191,43 +191,14 @@ class Checkpoints:
         elif self._thread is not None:  # other ranks may not come here: nothing that needs them
             self._thread.join()
 
-    def _state(self, state: Mapping[str, Any]) -> list[Entry]:
-        """Return the arrays of a state that all ranks describe alike."""
-        with self._ranks.agreeing():
-            mine = entries(state)
-        described = [entry.describe() for entry in mine]
-        theirs = self._ranks.on_root(lambda: described)
-        with self._ranks.agreeing():
-            if described != theirs:
-                both = zip_longest(described, theirs, fillvalue="nothing")
-                here, there = next(pair for pair in both if pair[0] != pair[1])
-                raise CheckpointError(f"the state differs from that of rank 0: {here}, there {there}")
-        return mine
-
-    def _plan(self, mine: list[Entry]) -> Plan:
-        """Return where every array goes."""
-        shards = {one.name: (one.start, tuple(one.array.shape)) for one in mine if not one.whole}
-        blocks = self._ranks.gather(shards) if shards else []
-        with self._ranks.agreeing():
-            pieces = cut(mine, blocks, self._files)
-        return {one.name: (one.shape, dtype_name(one.dtype), pieces[one.name]) for one in mine}
-
     def _begin(self, step: int, extra: Any) -> tuple[Path, dict[str, Any]]:
         """Return the new checkpoint's folder and what its manifest begins with."""
         if not isinstance(step, int) or step < 0:
             raise CheckpointError(f"step must be an integer, not negative, got {step!r}")
-        header = {"format": FORMAT, "step": step, "ranks": self._ranks.size}
-        for name, value in ("model", self.model), ("extra", extra):
-            try:
-                header[name] = json.loads(json.dumps(value))
-            except (TypeError, ValueError) as error:
-                raise CheckpointError(f"{name} must be what JSON can hold: {error}") from error
-        there = [] if self._looked else candidates(self.folder, None)
-        if there:
-            raise CheckpointError(
-                f"{self.folder} holds checkpoints of an earlier run, {there[0].name} the newest, and they "
-                f"would go in time: load one of them first, or save to another folder"
-            )
+        about = {"model": self.model, "extra": _plain("extra", extra)}
+        if not self._looked:
+            self._check_empty()
+        header = {"format": FORMAT, "step": step, "ranks": self._ranks.size, **about}
         return make(self.folder, step), header
 
     def _write(self, path: Path, header: dict[str, Any], plan: Plan, blocks: Blocks) -> None:
@@ -242,7 +213,23 @@ class Checkpoints:
             prune(self.folder, self.keep, self._damaged)
             self._lockless = locks_refused(path)
 
+    def _check_empty(self) -> None:
+        there = candidates(self.folder, None)
+        if there:
+            raise CheckpointError(
+                f"{self.folder} holds checkpoints of an earlier run, {there[0].name} the newest, and they "
+                f"would go in time: load one of them first, or save to another folder"
+            )
+
     # -- loading -------------------------------------------------------------------------------------
+
+    def afresh(self) -> None:
+        """Begin a run that does not go on from an earlier one: an error now, not when it first saves.
+
+        Without this, `save` refuses a folder that holds checkpoints of which none was loaded.
+        """
+        self._ranks.on_root(self._check_empty)
+        self._looked = True
 
     def load(self, state: Mapping[str, Any], step: int | None = None) -> Saved | None:
         """Fill the arrays of a state from the newest checkpoint that is whole.
@@ -263,7 +250,8 @@ class Checkpoints:
             What was loaded; None where there is no checkpoint.
         """
         self.wait()
-        ranks, mine = self._ranks, self._state(state)
+        ranks = self._ranks
+        mine = agreed(ranks, state)
         found = ranks.on_root(candidates, self.folder, step)
         reasons = []
         for path in found:
@@ -286,3 +274,11 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: no checkpoint is whole: {'; '.join(reasons)}")
         self._looked = True
         return None
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return what JSON makes of a value."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} must be what JSON can hold: {error}") from error

@@ -244,6 +244,8 @@ def test_an_earlier_runs_checkpoints_are_not_pushed_out(two):
             CheckpointError, match="holds checkpoints of an earlier run, 000002-step-2 the newest"
         ):
             careless.save(1, state())
+        with pytest.raises(CheckpointError, match="load one of them first, or save to another folder"):
+            careless.afresh()
         careless.load(state())
         careless.save(3, state())
 
@@ -285,6 +287,21 @@ def test_wrong_arguments_are_refused(checkpoints, arguments, message):
     with pytest.raises(CheckpointError, match=message):
         checkpoints.save(state=state(), **arguments)
     assert not folder.kept(checkpoints.folder)
+
+
+def test_a_new_run_begins_in_an_empty_folder(checkpoints):
+    checkpoints.afresh()
+    checkpoints.save(1, state())
+    checkpoints.save(2, state())
+
+
+def test_a_model_is_compared_as_json_has_it(tmp_path):
+    for _ in range(2):
+        with Checkpoints(tmp_path, MPI.COMM_SELF, model={"shape": (2, 3), 1: None}) as checkpoints:
+            checkpoints.load(state())
+            checkpoints.save(1, state())
+    with pytest.raises(CheckpointError, match="model must be what JSON can hold"):
+        Checkpoints(tmp_path, MPI.COMM_SELF, model={1, 2})
 
 
 def test_at_least_one_stays(tmp_path):
