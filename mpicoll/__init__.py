@@ -38,6 +38,7 @@ _rooms = (
     "record",
     "sampler",
     "select",
+    "slurm",
     "timeline",
     "verify",
 )
