@@ -84,6 +84,14 @@ class Communication:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """What parameters and gradients are; with 2 bytes the optimizer keeps float32 masters of them."""
+
+    dtype: str = one_of("float32", "float32", "float16", "bfloat16")
+    loss_scale: float | None = positive(None)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """How often the run is saved, and where; no `every`, no checkpoints."""
 
@@ -114,6 +122,7 @@ class Config:
     training: Training = field(default_factory=Training)
     optimizer: Optimizer = field(default_factory=Optimizer)
     communication: Communication = field(default_factory=Communication)
+    precision: Precision = field(default_factory=Precision)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     output: Output = field(default_factory=Output)
 
@@ -125,6 +134,7 @@ OWN = {  # settings that only some choices have: section.key -> who chooses, and
     "optimizer.nesterov": ("name", ("sgd",)),
     "communication.ratio": ("compression", ("topk",)),
     "communication.rank": ("compression", ("powersgd",)),
+    "precision.loss_scale": ("dtype", ("float16", "bfloat16")),
 }
 
 

@@ -20,9 +20,11 @@ import gpt_config
 import numpy as np
 from gpt import GPT
 from gpt_config import Config
+from gpt_optimizer import loss_scale, make_optimizer, update
 from gpt_saver import Saver
 from mpi4py import MPI
 from ngram import entropy
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from settings import ConfigError
 from train_text import (
@@ -41,28 +43,10 @@ import mpicoll
 from mpicoll.checkpoint import CheckpointError
 from mpicoll.data import DataError
 from mpicoll.nn import Draw
-from mpicoll.optim import (
-    BF16,
-    FP16,
-    LAMB,
-    LARS,
-    SGD,
-    Adam,
-    AdamW,
-    DistributedOptimizer,
-    Int8,
-    PowerSGD,
-    TopK,
-    broadcast_parameters,
-    clip_by_global_norm,
-    warmup,
-)
-from mpicoll.optim.schedules import cosine
+from mpicoll.optim import DistributedOptimizer, broadcast_parameters
 from mpicoll.sampler import Sampler, part
 from mpicoll.timeline import Timeline
 
-OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": LAMB, "lars": LARS, "sgd": SGD}
-COMPRESSIONS = {"fp16": FP16, "bf16": BF16, "int8": Int8, "topk": TopK, "powersgd": PowerSGD}
 SEQUENCES = 256  # of the held-out text that are evaluated
 AT_ONCE = 32  # sequences evaluated in one forward pass
 
@@ -77,7 +61,7 @@ def train(
     report: Report | None = None,
     saver: Saver | None = None,
     timeline: Timeline | None = None,
-) -> tuple[GPT, Curve]:
+) -> tuple[GPT, Curve, DistributedOptimizer]:
     """Train on `text`; the same curve and the same parameters on every rank of `comm`."""
     wanted, trace, curve = config.training, config.output.trace or (0, 0), Curve()
     model = GPT(**asdict(config.model), seed=wanted.seed)
@@ -88,7 +72,7 @@ def train(
     sampler = Sampler(
         len(text) - model.context, wanted.batch, seed=wanted.seed, rank=comm.rank, size=comm.size
     )
-    window = np.arange(model.context + 1)
+    window, place = np.arange(model.context + 1), part(wanted.batch, comm.rank, comm.size).start
     # What passes and ranks sum and average with this scale is the mean over the bytes of the global batch,
     # also where it does not divide and ranks have unequal parts.
     scale = comm.size / (wanted.batch * model.context)
@@ -105,12 +89,11 @@ def train(
         for k in range(wanted.passes):
             mine = part(len(starts), k, wanted.passes)
             windows = text[starts[mine, None] + window]
+            draw = Draw(wanted.seed, step, first=place + mine.start)
             with timeline.span("forward", step=step):
-                summed, saved = model.forward(
-                    windows, Draw(wanted.seed, step, sampler.part.start + mine.start)
-                )
+                summed, saved = model.forward(windows, draw)
             with timeline.span("backward", step=step):
-                model.backward(saved, scale, optimizer.gradients, ready)
+                model.backward(saved, scale * loss_scale(optimizer), optimizer.gradients, ready)
             loss += scale * summed
         optimizer.metrics["loss"][...] = loss
         before = time.perf_counter()
@@ -124,46 +107,17 @@ def train(
                 f"the loss is {curve.loss[-1]} at step {step}; try optimizer.lr below {config.optimizer.lr:g}"
             )
             raise click.ClickException(problem)  # on every rank: all have the same loss
-        with timeline.span("update", step=step), optimizer.skip_synchronize():
-            if config.optimizer.clip:
-                clip_by_global_norm(optimizer.gradients, config.optimizer.clip)
-            optimizer.step()
+        with timeline.span("update", step=step):
+            update(model, optimizer, config.optimizer.clip)
         if step in evaluations:
             with timeline.span("evaluate", step=step):
                 curve.validation[step] = evaluate(model, held_out, comm)
         curve.seconds = time.perf_counter() - begin
-        if saver:
-            saver.save(step, model, optimizer, curve)
         if report:
             report(step, curve)
-    optimizer.free()
-    return model, curve
-
-
-def make_optimizer(config: Config, model: GPT, comm: mpicoll.Intracomm) -> DistributedOptimizer:
-    """Make the optimizer that the settings name, for the replicas on `comm`."""
-    chosen, travel, steps = config.optimizer, config.communication, config.training.steps
-    schedule, rising = cosine(chosen.lr, steps, chosen.final), round(chosen.warmup * steps)
-    if rising:
-        schedule = warmup(schedule, rising, start=chosen.lr / rising)
-    own = {
-        key: getattr(chosen, key)
-        for key in ("weight_decay", "betas", "eps", "momentum", "nesterov")
-        if getattr(chosen, key) is not None
-    }
-    vectors = [name for name, array in model.params.items() if array.ndim < 2]
-    optimizer = OPTIMIZERS[chosen.name](model.params, schedule, undecayed=vectors, **own)
-    sizes = {key: value for key in ("ratio", "rank") if (value := getattr(travel, key)) is not None}
-    compression = None if travel.compression == "none" else COMPRESSIONS[travel.compression](**sizes)
-    return DistributedOptimizer(
-        optimizer,
-        comm,
-        bucket_cap_mb=travel.bucket_mb,
-        backward_passes_per_step=config.training.passes,
-        compression=compression,
-        metrics=["loss"],
-        overlap=travel.overlap,
-    )
+        if saver and saver.save(step, model, optimizer, curve):
+            break
+    return model, curve, optimizer
 
 
 def evaluate(model: GPT, text: np.ndarray, comm: mpicoll.Intracomm) -> float:
@@ -227,37 +181,56 @@ def main(config: Path | None, changes: tuple[str, ...], resume: bool, check: boo
     bar = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         text, held_out, checksum = read_text(comm, wanted, progress)
-    unigram, timeline = min(entropy(text), entropy(held_out)), Timeline(comm)
     tokens = Settings(steps=wanted.training.steps, batch=wanted.training.batch * wanted.model.context)
+    timeline = Timeline(comm)
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        saver = Saver(comm, wanted, checksum, resume) if wanted.checkpoint.every or resume else None
         try:
+            saver = Saver(comm, wanted, checksum, resume) if wanted.checkpoint.every or resume else None
             report = Report(tokens, progress)
-            model, curve = train(comm, text, held_out, wanted, report=report, saver=saver, timeline=timeline)
+            model, curve, optimizer = train(
+                comm, text, held_out, wanted, report=report, saver=saver, timeline=timeline
+            )
             if saver:
                 saver.close()
         except CheckpointError as error:  # on every rank, with the same words
             raise click.ClickException(str(error)) from error
 
+    if wanted.output.trace:
+        with failing_together(comm):
+            timeline.write(out / "trace.json")
+        console.print(f"timeline: {out / 'trace.json'} (open it in ui.perfetto.dev)")
     digests = comm.allgather(hashlib.sha256(model.params.flat).hexdigest()[:16])
     if check:
         console.print(f"parameters on ranks 0 to {comm.size - 1}: {' '.join(digests)}")
     if len(set(digests)) > 1:
         raise click.ClickException(f"the ranks' parameters differ: {' '.join(digests)}")
-    if wanted.output.trace:
-        with failing_together(comm):
-            timeline.write(out / "trace.json")
-        console.print(f"timeline: {out / 'trace.json'} (open it in ui.perfetto.dev)")
     if comm.rank == 0:
-        sample = model.sample(wanted.output.prompt.encode(), wanted.output.sample, wanted.training.seed)
+        tell(console, wanted, model, curve, optimizer, min(entropy(text), entropy(held_out)))
+
+
+def tell(
+    console: Console,
+    config: Config,
+    model: GPT,
+    curve: Curve,
+    optimizer: DistributedOptimizer,
+    unigram: float,
+) -> None:
+    """Show a sample and what became of the run, and write its curve; rank 0 only."""
+    out = Path(config.output.folder)
+    if len(curve.loss) == config.training.steps:
+        sample = model.sample(config.output.prompt.encode(), config.output.sample, config.training.seed)
         shown = sample.decode(errors="replace")
         console.print("".join(char if char.isprintable() or char == "\n" else "?" for char in shown))
-        console.print(f"loss curve: {write_curve(out, curve, unigram, wanted.output.plot)}")
-    final = curve.validation[wanted.training.steps]
+    console.print(f"loss curve: {write_curve(out, curve, unigram, config.output.plot)}")
+    if len(curve.loss) < config.training.steps:
+        console.print(f"stopped at step {len(curve.loss)}, as the job ends; --resume goes on")
+        return
+    final, share = curve.validation[config.training.steps], curve.communicating / curve.seconds
     console.print(
-        f"{model.params.flat.size} parameters: validation loss {final:.4f} nats per byte, unigram entropy "
-        f"{unigram:.4f}, gain {unigram - final:.4f}; {curve.seconds:.1f} s, "
-        f"{curve.communicating / curve.seconds:.0%} of it communicating"
+        f"{model.params.flat.size} parameters, {optimizer.sent_share:.1%} of their gradients' bytes sent: "
+        f"validation loss {final:.4f} nats per byte, unigram entropy {unigram:.4f}, "
+        f"gain {unigram - final:.4f}; {curve.seconds:.1f} s, {share:.0%} of it communicating"
     )
 
 

@@ -39,7 +39,7 @@ class Draw:
     seed: int
     step: int
     first: int = 0
-    _layer: int = field(default=0, repr=False)
+    _layer: int = field(default=0, init=False, repr=False)
 
     def __call__(self, shape: tuple[int, ...], xp: Any = np) -> Array:
         """Return uniform numbers of 16 bits for the next layer, samples along the first axis."""
