@@ -84,7 +84,8 @@ def fill(path: Path, manifest: dict[str, Any], mine: Sequence[Entry], ranks: Tog
         stored = manifest["arrays"][entry.name]["pieces"]
         pieces = [Piece(file, 0, tuple(start), tuple(shape)) for file, _, start, shape in stored]
         for number, inside, here in overlap(pieces, entry.start, tuple(host.shape)):
-            piece, part = pieces[number], host[(*here, ...)]
+            place: Any = (*here, ...)
+            piece, part = pieces[number], host[place]
             block = part if part.flags.c_contiguous else np.empty(part.shape, part.dtype)
             if not entry.whole or turn % ranks.size == ranks.rank:
                 try:
