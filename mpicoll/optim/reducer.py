@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buckets import Buckets
-from mpicoll.optim.exchange import Average, Compression, Exchange, Plain
+from mpicoll.optim.exchange import Average, Compression, Exchange, Plain, scale
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class Reducer:
                         pass
             if self._after != 1:
                 for exchange in self.exchanges:
-                    _scale(exchange.flat, self._after)
+                    scale(exchange.flat, self._after)
 
     def _launch(self) -> None:
         while len(self._runs) < len(self.exchanges) and not self._missing[len(self._runs)]:
@@ -103,7 +103,7 @@ class Reducer:
 
     def _begin(self, exchange: Exchange, call: Callable[..., Any]) -> tuple[Iterator[Any], Any]:
         if self._before != 1:
-            _scale(exchange.flat, self._before)
+            scale(exchange.flat, self._before)
         run = exchange.run(call)
         return run, next(run)
 
@@ -135,10 +135,6 @@ class Reducer:
         """Bytes that a rank sends, as a share of what it would without compression."""
         plain = sum(Plain(bucket, self.comm).sent for bucket in self.gradients.buckets)
         return sum(exchange.sent for exchange in self.exchanges) / plain if plain else 1.0
-
-
-def _scale(array: NDArray[Any], factor: float) -> None:
-    np.multiply(array, array.dtype.type(factor), out=array)
 
 
 def can_hide(comm: Intracomm) -> bool:

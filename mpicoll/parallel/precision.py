@@ -11,6 +11,7 @@ import numpy as np
 
 from mpicoll.buckets import Flat
 from mpicoll.optim.clipping import global_norm
+from mpicoll.optim.exchange import narrow
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -165,9 +166,11 @@ class MixedPrecision:
 
     def round(self) -> None:
         """Round the masters into `params`: after they were changed from outside, as by a broadcast."""
-        with np.errstate(over="ignore"):  # infinity tells of it
-            for name, param in self.params.items():
-                param[...] = self.masters[name]
+        if isinstance(self.params, Flat) and isinstance(self.masters, Flat):
+            narrow(self.masters.flat, self.params.flat)
+            return
+        for name, param in self.params.items():
+            narrow(np.ascontiguousarray(self.masters[name]), param)
 
     @property
     def scale(self) -> float:

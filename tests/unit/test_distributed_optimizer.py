@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -20,6 +21,7 @@ from mpicoll.optim import (
     schedules,
     warmup,
 )
+from mpicoll.optim.exchange import narrow
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +150,19 @@ def test_compressions_refuse_what_cannot_be():
     ]:
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
+def test_rounding_to_two_bytes_is_rounding(dtype, half):
+    random = np.random.default_rng(0)
+    numbers = random.standard_normal(100_000) * 10.0 ** random.uniform(-12, 6, 100_000)
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, 65519, 65520, 2.0**-14, 2.0**-24, 2.0**-25, 3 * 2.0**-25]
+    source = np.concatenate([numbers, edges]).astype(dtype)
+    target = np.zeros(source.shape, half)
+    narrow(source, target)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(target, source.astype(np.float32).astype(half), equal_nan=True)
 
 
 def test_norms_of_any_layout():
