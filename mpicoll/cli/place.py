@@ -26,6 +26,11 @@ PLACES = (
 )
 
 
+def local_rank(environ: Mapping[str, str]) -> int | None:
+    """Return the rank's place on its node, None where no launcher tells it."""
+    return next((int(environ[name]) for name in PLACES if environ.get(name, "").isdecimal()), None)
+
+
 def place(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the device lists with this rank's own device in front.
 
@@ -34,7 +39,7 @@ def place(environ: Mapping[str, str]) -> dict[str, str]:
     ValueError
         Where no device is visible, or nothing tells the rank's place.
     """
-    local = next((int(environ[name]) for name in PLACES if environ.get(name, "").isdecimal()), None)
+    local = local_rank(environ)
     if local is None:
         raise ValueError(f"nothing tells this rank's place on its node: none of {', '.join(PLACES)} is set")
     lists = {name: environ[name].split(",") for name in LISTS if environ.get(name)}
@@ -54,7 +59,8 @@ def main(argv: list[str]) -> None:
     try:
         devices = place(os.environ)
     except ValueError as error:
-        sys.exit(f"mpicoll: {platform.node()}: {error}")
+        # what is true of a node is said once for it
+        sys.exit(1 if local_rank(os.environ) else f"mpicoll: {platform.node()}: {error}")
     os.execvpe(argv[0], argv, {**os.environ, **devices})
 
 

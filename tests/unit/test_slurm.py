@@ -1,8 +1,11 @@
 """Batch scripts: golden copies, what a profile may not say, and what scripts and jobs look like to us."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -330,6 +333,54 @@ def test_places():
         place.place({"SLURM_LOCALID": "0"})
     with pytest.raises(ValueError, match="nothing tells"):
         place.place({"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_a_node_without_gpus_says_so_once():
+    call = [sys.executable, "-m", "mpicoll.cli.place", "echo", "ran"]
+    said = []
+    for local in "01":
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SCRIPTS.parent), "SLURM_LOCALID": local}
+        done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 1 and done.stdout == ""
+        said.append("no GPU is visible" in done.stderr)
+    assert said == [True, False]
+    done = subprocess.run(call, env={**env, "CUDA_VISIBLE_DEVICES": "0"}, capture_output=True, timeout=20)
+    assert done.stdout == b"ran\n"
+
+
+class Alone:
+    """A communicator of one rank."""
+
+    def Get_rank(self):
+        return 0
+
+    def Allreduce(self, mine, everyone):
+        everyone[:] = mine
+
+
+def test_notice(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPICOLL_NOTICE", str(tmp_path / "notice"))
+    monkeypatch.setenv("MPICOLL_REQUEUE", str(tmp_path / "requeue"))
+    before = signal.getsignal(signal.SIGTERM)
+    notice = slurm.Notice(Alone())
+    assert not notice.agreed()
+    (tmp_path / "notice").touch()
+    assert notice.agreed() and not (tmp_path / "requeue").exists()
+    notice.requeue()
+    assert (tmp_path / "requeue").exists()
+    notice.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_notice_by_a_signal_and_without_a_script(monkeypatch):
+    monkeypatch.delenv("MPICOLL_NOTICE", raising=False)
+    monkeypatch.delenv("MPICOLL_REQUEUE", raising=False)
+    notice = slurm.Notice(Alone())
+    assert not notice.agreed()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert notice.agreed()
+    notice.requeue()
+    notice.close()
 
 
 def test_ready():
