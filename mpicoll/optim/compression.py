@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpicoll.buckets import Flat
-from mpicoll.optim.exchange import Compression, Exchange, Plain
+from mpicoll.optim.exchange import Compression, Delayed, Exchange, Plain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,30 @@ if TYPE_CHECKING:
 __all__ = ["Int8", "PowerSGD", "TopK"]
 
 
-class Int8(Compression):
+class _Remembering(Compression):
+    """What has error feedback may begin late.
+
+    Gradients turn fast at first, and what comes late then points nowhere.
+    """
+
+    start = 0
+
+    def exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
+        """Return the exchange for a bucket; an empty bucket needs none of its own."""
+        exchange = self._exchange(bucket, comm) if bucket.flat.size else Plain(bucket, comm)
+        return Delayed(bucket, comm, exchange, self.start) if self.start else exchange
+
+    @abstractmethod
+    def _exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
+        """Return the exchange that compresses."""
+
+    def _begin(self, start: int) -> None:
+        if start < 0:
+            raise ValueError(f"start must not be negative, got {start}")
+        self.start = start
+
+
+class Int8(_Remembering):
     """Sends a quarter: integers from -127 to 127 with one scale per block, and error feedback.
 
     Each rank rounds its gradient, sums its share of everybody's in float32, rounds the sum and hands it to
@@ -38,16 +62,18 @@ class Int8(Compression):
     ----------
     block
         Elements that share a scale of 4 bytes.
+    start
+        Steps before the first that is compressed.
     """
 
-    def __init__(self, block: int = 256) -> None:
+    def __init__(self, block: int = 256, start: int = 0) -> None:
         if block < 4 or block % 4:
             raise ValueError(f"block must be a positive multiple of 4, got {block}")
         self.block = block
+        self._begin(start)
 
-    def exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
-        """Return the exchange for a bucket."""
-        return _Int8Exchange(bucket, comm, self.block) if bucket.flat.size else Plain(bucket, comm)
+    def _exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
+        return _Int8Exchange(bucket, comm, self.block)
 
 
 class _Int8Exchange(Exchange):
@@ -99,7 +125,7 @@ class _Int8Exchange(Exchange):
         return {"residual": self.residual, "sum_residual": self.sum_residual}
 
 
-class TopK(Compression):
+class TopK(_Remembering):
     """Sends the largest elements of each bucket with their places, and error feedback.
 
     Parameters
@@ -107,16 +133,18 @@ class TopK(Compression):
     ratio
         The share of a bucket's elements that each rank sends. An element costs 8 bytes with its place, and
         each rank hears from all others: worth it where ``ratio * size`` is well below 1.
+    start
+        Steps before the first that is compressed.
     """
 
-    def __init__(self, ratio: float = 0.01) -> None:
+    def __init__(self, ratio: float = 0.01, start: int = 0) -> None:
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1, got {ratio}")
         self.ratio = ratio
+        self._begin(start)
 
-    def exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
-        """Return the exchange for a bucket."""
-        return _TopKExchange(bucket, comm, self.ratio) if bucket.flat.size else Plain(bucket, comm)
+    def _exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
+        return _TopKExchange(bucket, comm, self.ratio)
 
 
 class _TopKExchange(Exchange):
@@ -156,7 +184,7 @@ class _TopKExchange(Exchange):
         return {"residual": self.residual}
 
 
-class PowerSGD(Compression):
+class PowerSGD(_Remembering):
     """Sends two thin factors of each matrix (Vogels, Karimireddy and Jaggi, 2019), and error feedback.
 
     Parameters
@@ -167,6 +195,8 @@ class PowerSGD(Compression):
         count as matrices of their first dimension.
     seed
         Of the factors to start from.
+    start
+        Steps before the first that is compressed.
 
     Notes
     -----
@@ -174,13 +204,13 @@ class PowerSGD(Compression):
     equal processors with equally many threads.
     """
 
-    def __init__(self, rank: int = 4, seed: int = 0) -> None:
+    def __init__(self, rank: int = 4, seed: int = 0, start: int = 0) -> None:
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
         self.rank, self.seed = rank, seed
+        self._begin(start)
 
-    def exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
-        """Return the exchange for a bucket."""
+    def _exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
         exchange = _PowerExchange(bucket, comm, self.rank, self.seed)
         return exchange if exchange.residual else Plain(bucket, comm)
 

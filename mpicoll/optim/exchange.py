@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Call = Callable[..., MPI.Request | None]
 
-__all__ = ["BF16", "FP16", "Average", "Compression", "Exchange", "Plain", "narrow", "scale"]
+__all__ = ["BF16", "FP16", "Average", "Compression", "Delayed", "Exchange", "Plain", "narrow", "scale"]
 
 BLOCK = 1 << 15  # elements converted at once, in cache
 
@@ -88,6 +88,33 @@ class Compression(ABC):
     @abstractmethod
     def exchange(self, bucket: Flat, comm: Intracomm) -> Exchange:
         """Return the exchange for a bucket; collective."""
+
+
+class Delayed(Exchange):
+    """Sums a bucket as it is at first, and by another exchange from then on.
+
+    Parameters
+    ----------
+    exchange
+        The other one, of the same bucket.
+    runs
+        How often it is summed as it is.
+    """
+
+    def __init__(self, bucket: Flat, comm: Intracomm, exchange: Exchange, runs: int) -> None:
+        super().__init__(bucket, comm)
+        self.plain, self.exchange, self.sent = Plain(bucket, comm), exchange, exchange.sent
+        self.left = np.array([runs])
+
+    def run(self, call: Call) -> Iterator[MPI.Request | None]:
+        """Run the one whose turn it is."""
+        plainly = self.left[0] > 0
+        self.left -= plainly
+        yield from (self.plain if plainly else self.exchange).run(call)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the other one's memory, and how many runs are left before it."""
+        return {**self.exchange.state(), "left": self.left}
 
 
 class _Half(Compression):

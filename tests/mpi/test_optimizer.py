@@ -103,6 +103,8 @@ COMPRESSIONS = {
     "int8 adam": (Int8(block=64), "adam", 0.30),
     "topk": (TopK(0.1), "sgd", 0.21),
     "powersgd": (PowerSGD(4), "momentum", 0.37),
+    "topk late": (TopK(0.1, start=100), "adam", 0.21),
+    "powersgd late": (PowerSGD(4, start=100), "adam", 0.37),
 }
 
 
@@ -110,7 +112,7 @@ COMPRESSIONS = {
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_compressed_training_ends_within_one_percent(comm, name, overlap):
     compression, kind, share = COMPRESSIONS[name]
-    steps = 400 if name in ("topk", "powersgd") else STEPS
+    steps = 400 if isinstance(compression, (TopK, PowerSGD)) else STEPS
     loss, optimizer = loss_of(comm, kind, steps, compression=compression, bucket_cap_mb=CAP, overlap=overlap)
     assert loss == pytest.approx(lone_loss(kind, steps), rel=0.01)
     if comm.size == 2:
@@ -213,6 +215,27 @@ def test_nothing_is_lost_only_late(comm, compression):
     comm.Allreduce(MPI.IN_PLACE, given)
     comm.Allreduce(MPI.IN_PLACE, owed)
     np.testing.assert_allclose(got + owed, given, atol=1e-3)
+
+
+def test_compression_that_begins_late_goes_on_from_its_memory(comm):
+    random = np.random.default_rng(comm.rank)
+    contributions = random.standard_normal((6, 40)).astype(np.float32)
+
+    def run(first, last, memory=None):
+        params = {"a": np.zeros(40, np.float32)}
+        optimizer = DistributedOptimizer(SGD(params, 1.0), comm, compression=TopK(0.1, start=2))
+        for name, array in (memory or {}).items():
+            optimizer.local_state()[name][...] = array
+        for row in contributions[first:last]:
+            optimizer.gradients["a"][...] = row
+            optimizer.step()
+        return params["a"], {name: array.copy() for name, array in optimizer.local_state().items()}
+
+    begun, memory = run(0, 3)
+    np.testing.assert_allclose(begun + run(3, 6, memory)[0], run(0, 6)[0], atol=1e-6)
+    exact = contributions[:2].copy()
+    comm.Allreduce(MPI.IN_PLACE, exact)
+    np.testing.assert_allclose(run(0, 2)[0], -exact.sum(axis=0) / comm.size, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

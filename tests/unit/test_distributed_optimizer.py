@@ -147,6 +147,7 @@ def test_compressions_refuse_what_cannot_be():
         (lambda: TopK(0), "ratio must be above 0 and at most 1, got 0"),
         (lambda: TopK(1.5), "ratio must be"),
         (lambda: PowerSGD(0), "rank must be at least 1, got 0"),
+        (lambda: PowerSGD(4, start=-1), "start must not be negative, got -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             make()
