@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ class Saver:
 
     def __init__(self, comm: mpicoll.Intracomm, config: Config, text: str, resume: bool) -> None:
         # What a saved run is of. Steps may be added to it, and it may go on with other ranks and buckets.
-        kind = {
-            name: asdict(getattr(config, name)) for name in ("model", "optimizer", "precision", "training")
-        }
+        sections = "model", "optimizer", "precision", "training"
+        kind: dict[str, Any] = {name: asdict(getattr(config, name)) for name in sections}
         for name in "steps", "passes", "evaluations":
             kind["training"].pop(name)
-        kind = json.loads(json.dumps({**kind, "text": text, "validation": config.data.validation}))
+        kind.update(text=text, validation=config.data.validation)
         folder = config.checkpoint.folder or Path(config.output.folder) / "checkpoints"
         self.comm, self.notice, self.resume = comm, Notice(comm), resume
         self.steps = config.training.steps
@@ -36,7 +34,10 @@ class Saver:
 
     def restore(self, model: GPT, optimizer: DistributedOptimizer, curve: Curve) -> int:
         """Fill in what was saved last, if this run is to go on; return the steps that were done."""
-        saved = self.checkpoints.load(self._state(model, optimizer)) if self.resume else None
+        if not self.resume:
+            self.checkpoints.afresh()
+            return 0
+        saved = self.checkpoints.load(self._state(model, optimizer))
         if saved is None:
             return 0
         if saved.step > self.steps:
