@@ -277,10 +277,10 @@ def main(
     )
 
 
-def start() -> None:
+def start(command: click.Command = main) -> None:
     """Run the command line; of an error that all ranks share, rank 0 tells."""
     try:
-        main(standalone_mode=False)
+        command(standalone_mode=False)
     except click.ClickException as error:
         if MPI.COMM_WORLD.rank == 0:
             error.show()

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import socket
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+
+from mpicoll.files import replacing
+from mpicoll.hdf5 import pack
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DataError", "TextData", "pack_text", "replacing", "stdlib_sources"]
 
 FORMAT = 1
-BLOCK = 1 << 20  #: bytes per read, write and HDF5 chunk
+BLOCK = 1 << 20  #: bytes per read and write
 
 
 class DataError(ValueError):
@@ -70,17 +72,20 @@ def pack_text(
     out.parent.mkdir(parents=True, exist_ok=True)
     if source is None:
         source = f"{len(paths)} files, {platform.python_implementation()} {platform.python_version()}"
-    checksum = hashlib.sha256()
-    with replacing(out) as temporary, h5py.File(temporary, "w") as file:
-        tokens = file.create_dataset("tokens", (0,), np.uint8, maxshape=(None,), chunks=(BLOCK,))
-        for block in _blocks(_watched(paths, out.name, progress)):
-            checksum.update(block)
-            start = len(tokens)
-            tokens.resize((start + len(block),))
-            tokens[start:] = np.frombuffer(block, np.uint8)
-        file.attrs.update(format=FORMAT, count=len(tokens))
-        # Of fixed length: HDF5 loops forever over the heap of variable-length strings where that is damaged.
-        file.attrs.update(source=np.bytes_(source.encode()), sha256=np.bytes_(checksum.hexdigest()))
+    try:
+        count = sum(path.stat().st_size for path in paths)
+        blocks = (np.frombuffer(block, np.uint8) for block in _blocks(_watched(paths, out.name, progress)))
+        # Strings of fixed length: HDF5 may loop forever over a damaged heap of variable-length ones.
+        about = {"format": FORMAT, "count": count, "source": np.bytes_(source.encode())}
+        pack(
+            out,
+            {"tokens": ((count,), np.dtype(np.uint8), blocks)},
+            lambda sums: {**about, "sha256": np.bytes_(sums[0])},
+        )
+    except ValueError as error:
+        raise DataError(
+            f"{out}: the files changed while they were packed ({error}); pack them again"
+        ) from error
 
 
 class TextData:
@@ -174,37 +179,6 @@ class TextData:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    r"""Give a temporary path in the same folder, which takes the place of `path` once it is complete.
-
-    At any instant, and after a crash, `path` is the old file or the new one, never half of one.
-
-    Examples
-    --------
-    >>> with replacing(Path("report.csv")) as temporary:    # doctest: +SKIP
-    ...     temporary.write_text("step,loss\n")
-    """
-    # Several nodes may write one file on a shared disk: each needs a temporary of its own.
-    temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Make sure that a file, or a folder's list of files, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _blocks(texts: Iterable[bytes]) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,6 +28,17 @@ class Sampler:
         Another seed, another order.
     rank, size
         Which part is dealt.
+    ends
+        What happens where an epoch does not divide into batches. ``"carry"``: the batch goes on with samples
+        of the next epoch. ``"short"``: the epoch's last batch is shorter, and some ranks may get nothing of
+        it. ``"drop"``: what is left is dropped, other samples in every epoch.
+
+    Attributes
+    ----------
+    part : slice
+        Which samples of a full batch are this rank's.
+    per_epoch : int or None
+        Batches in an epoch; None where batches carry over.
 
     Examples
     --------
@@ -39,17 +50,41 @@ class Sampler:
     True
     """
 
-    def __init__(self, count: int, batch: int, *, seed: int = 0, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self,
+        count: int,
+        batch: int,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        size: int = 1,
+        ends: Literal["carry", "short", "drop"] = "carry",
+    ) -> None:
         if count < 1 or batch < 1:
             raise ValueError(f"count and batch must be at least 1, got {count} and {batch}")
+        if ends not in ("carry", "short", "drop"):
+            raise ValueError(f"ends must be 'carry', 'short' or 'drop', got {ends!r}")
+        if ends != "carry" and count < batch:
+            raise ValueError(f"{count} samples are too few for a batch of {batch}")
         self.count = count
         self.batch = batch
         self.seed = seed
+        self.rank, self.size = rank, size
         self.part = part(batch, rank, size)
+        self.per_epoch = {"carry": None, "short": -(-count // batch), "drop": count // batch}[ends]
+
+    def length(self, k: int) -> int:
+        """Return how many samples global batch k has, all ranks together."""
+        if self.per_epoch is None:
+            return self.batch
+        return min(self.batch, self.count - k % self.per_epoch * self.batch)
 
     def __getitem__(self, k: int) -> NDArray[np.int64]:
-        positions = np.arange(k * self.batch, (k + 1) * self.batch)[self.part]
-        epoch, position = np.divmod(positions, self.count)
+        start = k * self.batch
+        if self.per_epoch is not None:
+            start = k // self.per_epoch * self.count + k % self.per_epoch * self.batch
+        mine = part(self.length(k), self.rank, self.size)
+        epoch, position = np.divmod(np.arange(start + mine.start, start + mine.stop), self.count)
         return _shuffled(position, epoch, self.count, self.seed)
 
 

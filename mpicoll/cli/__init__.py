@@ -11,7 +11,7 @@ import click
 
 from mpicoll import __version__
 
-COMMANDS = ("run", "doctor", "bench", "draw")
+COMMANDS = ("run", "doctor", "bench", "draw", "slurm")
 
 
 class LazyGroup(click.Group):

@@ -3,36 +3,14 @@
 Needs root (network namespaces); `make cluster` runs it. The lab is described in lab/README.md.
 """
 
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-
-import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOSTS = 4
-
-
-@pytest.fixture(scope="session")
-def lab():
-    """The environment in which the lab's commands work, while the lab is up."""
-    folder = Path(tempfile.mkdtemp(prefix="mpicoll-lab"))
-    folder.chmod(0o755)  # munge wants its socket's folders open to all, which pytest's are not
-    mine = os.getpid() % 200  # two labs on one machine get different networks, names and ports
-    network = {"BR": f"lab{mine}", "NETPFX": f"10.88.{mine}", "CTLPORT": f"{16800 + mine}"}
-    settings = {**os.environ, **network, "LAB": str(folder), "MODE": "net"}
-    try:
-        subprocess.run([HERE / "lab/up.sh", str(HOSTS)], env=settings, check=True, timeout=300)
-        text = (folder / "env.sh").read_text()
-        yield {**os.environ, **dict(re.findall(r"^export (\w+)=(\S+)$", text, re.MULTILINE))}
-    finally:
-        subprocess.run([HERE / "lab/down.sh"], env=settings, check=True, timeout=120)
-        shutil.rmtree(folder)
 
 
 def run(lab, *words, nodes=HOSTS):

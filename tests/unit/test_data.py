@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import resource
 
 import h5py
 import numpy as np
@@ -171,6 +172,28 @@ def test_full_disk_leaves_the_old_file(packed, monkeypatch):
         temporary.write_text("new")
     assert packed.read_bytes() == before
     assert [path.name for path in packed.parent.iterdir()] == ["text.h5"]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 100, 2100, 4_000_000])
+def test_packing_to_a_full_disk_fails_and_leaves_the_old_file(packed, tmp_path, limit):
+    before = packed.read_bytes()
+    room, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            pack_text([tmp_path / "0.txt", tmp_path / "2.txt"], packed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    assert packed.read_bytes() == before
+    assert [path.name for path in packed.parent.iterdir()] == ["text.h5"]
+
+
+def test_files_that_grow_while_they_are_packed_are_noticed(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_bytes(b"1234")
+    monkeypatch.setattr(data_module, "_watched", lambda paths, name, progress: [b"12345"])
+    with pytest.raises(DataError, match=r"text\.h5: the files changed .*4.* announced, 5 elements found"):
+        pack_text([tmp_path / "a.txt"], tmp_path / "text.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 11])

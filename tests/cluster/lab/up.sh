@@ -1,16 +1,18 @@
 #!/bin/bash
-# up.sh [NODES=4] [CPUS_PER_NODE=4]
+# up.sh [NODES=4] [CPUS_PER_NODE=4] [GPUS_PER_NODE=0]
 # A real Slurm with several hosts on one machine: munged, slurmctld and one slurmd per host. Needs root; no
 # systemd, no control groups. Stops an earlier lab of the same folder, starts afresh, prints sinfo.
 #   LAB=DIR     where all state lives; a system's own Slurm is not touched
 #   MODE=net    every host has its own name, /etc/hosts, /dev/shm, network namespace and address   [default]
 #   MODE=uts    the same without a network of its own
 #   RATE=500mbit  MODE=net: shape every host's link, in both directions
+#   PARTITIONS="gpu long" FEATURES=a,b GPUTYPE=a100   what scripts of other sites ask for; GPUs are /dev/null
 #   MPI_DEFAULT=none|pmi2|pmix   what srun uses without --mpi
 # Afterwards: source $LAB/env.sh
 set -euo pipefail
-N=${1:-4}; CPUS=${2:-4}
+N=${1:-4}; CPUS=${2:-4}; GPUS=${3:-0}
 LAB=${LAB:-${TMPDIR:-/tmp}/mpicoll-lab}; MODE=${MODE:-net}
+PARTITIONS=${PARTITIONS:-}; FEATURES=${FEATURES:-}; GPUTYPE=${GPUTYPE:-fake}
 CTLPORT=${CTLPORT:-16817}; NODEPORT0=${NODEPORT0:-17000}
 NETPFX=${NETPFX:-10.88.0}; BR=${BR:-lab0}   # bridge name: at most 12 characters
 HERE=$(dirname "$(readlink -f "$0")")
@@ -46,6 +48,16 @@ case $MODE in
   uts) CTLADDR=127.0.0.1;   NADDR="NodeHostname=$NODES NodeAddr=127.0.0.1 Port=$PORTS";;
   *) echo "up.sh: MODE is net or uts, not $MODE" >&2; exit 1;;
 esac
+
+# GPUs are files that jobs may open; their numbers reach CUDA_VISIBLE_DEVICES as real ones' do
+mkdir -p "$LAB/dev"; : > "$LAB/etc/gres.conf"; GRES=""
+if [ "$GPUS" -gt 0 ]; then
+  for i in $(seq 0 $((GPUS-1))); do rm -f "$LAB/dev/nvidia$i"; mknod -m 666 "$LAB/dev/nvidia$i" c 1 3; done
+  FILES=nvidia0; [ "$GPUS" -gt 1 ] && FILES="nvidia[0-$((GPUS-1))]"
+  echo "AutoDetect=off
+NodeName=$NODES Name=gpu Type=$GPUTYPE File=$LAB/dev/$FILES" > "$LAB/etc/gres.conf"
+  GRES="Gres=gpu:$GPUTYPE:$GPUS"
+fi
 
 cat > "$LAB/etc/slurm.conf" <<CONF
 ClusterName=lab
@@ -83,8 +95,10 @@ KillWait=5
 InactiveLimit=0
 MpiDefault=${MPI_DEFAULT:-none}
 PropagateResourceLimitsExcept=MEMLOCK
-NodeName=$NODES $NADDR Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=256000 State=UNKNOWN
+GresTypes=gpu
+NodeName=$NODES $NADDR Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS ThreadsPerCore=1 RealMemory=256000 $GRES ${FEATURES:+Feature=$FEATURES} State=UNKNOWN
 PartitionName=debug Nodes=$NODES Default=YES DefaultTime=10 MaxTime=INFINITE State=UP
+$(for p in $PARTITIONS; do echo "PartitionName=$p Nodes=$NODES DefaultTime=10 MaxTime=INFINITE State=UP"; done)
 CONF
 
 export SLURM_CONF="$LAB/etc/slurm.conf"

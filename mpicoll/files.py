@@ -1,0 +1,42 @@
+"""Files that are complete or absent, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["replacing", "sync"]
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    r"""Give a temporary path in the same folder, which takes the place of `path` once it is complete.
+
+    At any instant, and after a crash, `path` is the old file or the new one, never half of one.
+
+    Examples
+    --------
+    >>> with replacing(Path("report.csv")) as temporary:    # doctest: +SKIP
+    ...     temporary.write_text("step,loss\n")
+    """
+    # Several nodes may write one file on a shared disk: each needs a temporary of its own.
+    temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file, or a folder's list of files, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
