@@ -100,6 +100,9 @@ def test_a_nan_loss_is_an_error_on_every_rank(comm):
     wrapped.gradients["a"][...] = np.nan if comm.rank == 0 else 1.0
     with pytest.raises(FloatingPointError, match="step 1 is not finite"):
         wrapped.step()
+    wrapped.gradients["a"][...] = 1.0
+    wrapped.step()
+    assert wrapped.steps == 1
 
 
 def test_a_state_is_broadcast_with_masters_and_scale(comm):
