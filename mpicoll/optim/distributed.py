@@ -194,9 +194,10 @@ class DistributedOptimizer:
             self.synchronize()
         elif not self._synchronized:
             raise RuntimeError("nothing was synchronized since the last step; call synchronize() first")
-        result = self.optimizer.step(self.gradients) if self.op != "adasum" else self._adasum_step()
-        self._reset()
-        return result
+        try:
+            return self._adasum_step() if self.op == "adasum" else self.optimizer.step(self.gradients)
+        finally:  # a gradient that was refused, as one that is not finite may be, is used up too
+            self._reset()
 
     def _adasum_step(self) -> Any:
         """Step alone, then combine the changes, in the memory of the gradients."""

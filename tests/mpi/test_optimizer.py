@@ -30,7 +30,7 @@ from mpicoll.optim import (
 )
 from mpicoll.optim.adasum import adasum
 
-STEPS = 120
+STEPS = 100
 CAP = 0.005  # MiB: the test problem has several buckets
 
 OPTIMIZERS = {
@@ -66,11 +66,9 @@ def loss_of(comm, name, steps=STEPS, passes=1, clip=None, **options):
     return loss, optimizer
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_trains_as_on_one_rank(comm, name, overlap):
-    loss, optimizer = loss_of(comm, name, bucket_cap_mb=CAP, overlap=overlap)
-    assert len(optimizer.gradients.buckets) > 1
+def test_every_optimizer_trains_as_on_one_rank(comm, name):
+    loss, optimizer = loss_of(comm, name, bucket_cap_mb=CAP)
     assert loss == pytest.approx(lone_loss(name), rel=1e-4)
     state = optimizer.state_dict()
     assert state["steps"] == STEPS
@@ -108,15 +106,30 @@ COMPRESSIONS = {
 }
 
 
-@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_compressed_training_ends_within_one_percent(comm, name, overlap):
+def test_compressed_training_ends_within_one_percent(comm, name):
     compression, kind, share = COMPRESSIONS[name]
     steps = 400 if isinstance(compression, (TopK, PowerSGD)) else STEPS
-    loss, optimizer = loss_of(comm, kind, steps, compression=compression, bucket_cap_mb=CAP, overlap=overlap)
+    loss, optimizer = loss_of(comm, kind, steps, compression=compression, bucket_cap_mb=CAP)
     assert loss == pytest.approx(lone_loss(kind, steps), rel=0.01)
     if comm.size == 2:
         assert optimizer.sent_share <= share
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("name", ["none", *COMPRESSIONS])
+def test_overlap_changes_nothing(comm, name, passes):
+    compression, kind, _ = COMPRESSIONS.get(name, (None, "adam", 1.0))
+    ends = []
+    for overlap in False, True:
+        _, optimizer = loss_of(
+            comm, kind, 12, passes, compression=compression, bucket_cap_mb=CAP, overlap=overlap
+        )
+        assert len(optimizer.gradients.buckets) > 1
+        ends.append(optimizer.params.flat)
+    if name in ("int8", "int8 adam", "topk"):  # every rank adds what it has received by itself
+        assert np.array_equal(*ends)
+    np.testing.assert_allclose(*ends, rtol=1e-3, atol=1e-4)
 
 
 def test_clipping_between_synchronize_and_step(comm):
