@@ -89,8 +89,9 @@ peers-sample: $(VENV)/.dev
 matrix: $(VENV)/.dev
 	@$(MAKE) --no-print-directory test-mpi N="1 2 3 5 8" PYTEST_ARGS="--matrix -k matrix $(PYTEST_ARGS)"
 
-# Slurm and 4 hosts with their own network on this machine; needs root and Debian's or Ubuntu's packages.
+# Slurm and 4 hosts with their own network on this machine, with both MPIs; needs root and Debian's or Ubuntu's packages.
 cluster: $(VENV)/.dev
+	@test $(MPI) = mpich || $(MAKE) --no-print-directory .venv-mpich/.dev MPI=mpich
 	$(BIN)/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 # Ranks of a training job killed at random instants, checkpoint writes included: every resume ends bit-equal.
