@@ -65,7 +65,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Caller:
     """Where a call is made: this rank of a communicator."""
 
     comm: MPI.Intracomm
@@ -78,7 +78,7 @@ def in_place(spec: Any) -> bool:
     return spec is None or spec is MPI.IN_PLACE
 
 
-def allreduce(at: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
+def allreduce(at: Caller, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
     """Arguments of Allreduce."""
     recv = parse(recvbuf, "recvbuf", writable=True)
     send = None if in_place(sendbuf) else _parse_send(sendbuf)
@@ -87,7 +87,7 @@ def allreduce(at: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
     return _reduction("allreduce", at, send, recv, op, (recv.count,), (sendbuf, recvbuf))
 
 
-def reduce(at: Place, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Call:
+def reduce(at: Caller, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Call:
     """Arguments of Reduce."""
     _check_root(at, root)
     recv = parse(recvbuf, "recvbuf", writable=True) if at.rank == root else None
@@ -102,7 +102,7 @@ def reduce(at: Place, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Call:
     return _reduction("reduce", at, send, recv, op, (count,), (sendbuf, recvbuf), root)
 
 
-def reduce_scatter(at: Place, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None, op: Any) -> Call:
+def reduce_scatter(at: Caller, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None, op: Any) -> Call:
     """Arguments of Reduce_scatter.  Without `recvcounts` the ranks tell each other, as in mpi4py."""
     recv = parse(recvbuf, "recvbuf", writable=True)
     send = None if in_place(sendbuf) else _parse_send(sendbuf)
@@ -125,7 +125,7 @@ def reduce_scatter(at: Place, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[i
     return _scattered(at, send, recv, counts, op, (sendbuf, recvbuf, counts))
 
 
-def reduce_scatter_block(at: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
+def reduce_scatter_block(at: Caller, sendbuf: Any, recvbuf: Any, op: Any) -> Call:
     """Arguments of Reduce_scatter_block."""
     if in_place(sendbuf):
         send, recv = None, parse(recvbuf, "recvbuf", writable=True, blocks=at.size)
@@ -137,7 +137,7 @@ def reduce_scatter_block(at: Place, sendbuf: Any, recvbuf: Any, op: Any) -> Call
     return _scattered(at, send, recv, (block,) * at.size, op, (sendbuf, recvbuf))
 
 
-def bcast(at: Place, buf: Any, root: int) -> Call:
+def bcast(at: Caller, buf: Any, root: int) -> Call:
     """Arguments of Bcast."""
     _check_root(at, root)
     buffer = parse(buf, "buf", writable=at.rank != root)
@@ -145,7 +145,7 @@ def bcast(at: Place, buf: Any, root: int) -> Call:
     return _moved(problem, (buffer,), (buf,), (root,))
 
 
-def allgather(at: Place, sendbuf: Any, recvbuf: Any) -> Call:
+def allgather(at: Caller, sendbuf: Any, recvbuf: Any) -> Call:
     """Arguments of Allgather."""
     recv = parse(recvbuf, "recvbuf", writable=True, blocks=at.size)
     send = None if in_place(sendbuf) else _parse_send(sendbuf)
@@ -156,7 +156,7 @@ def allgather(at: Place, sendbuf: Any, recvbuf: Any) -> Call:
     return _moved(problem, (send, recv), (sendbuf, recvbuf))
 
 
-def alltoall(at: Place, sendbuf: Any, recvbuf: Any) -> Call:
+def alltoall(at: Caller, sendbuf: Any, recvbuf: Any) -> Call:
     """Arguments of Alltoall."""
     recv = parse(recvbuf, "recvbuf", writable=True, blocks=at.size)
     block = _block(at, recv, "recvbuf")
@@ -173,7 +173,7 @@ def alltoall(at: Place, sendbuf: Any, recvbuf: Any) -> Call:
     return _moved(problem, (send, recv), (sendbuf, recvbuf))
 
 
-def barrier(at: Place) -> Call:
+def barrier(at: Caller) -> Call:
     """Arguments of Barrier: none."""
     problem = Problem("barrier", at.rank, at.size, 0, (0,), 1, {OUTPUT: np.empty(0, np.uint8)})
     return Call(problem, (), True, ())
@@ -185,7 +185,7 @@ def _parse_send(sendbuf: Any, blocks: int = 1) -> Buffer:
 
 def _reduction(
     collective: str,
-    at: Place,
+    at: Caller,
     send: Buffer | None,
     recv: Buffer | None,
     op: Any,
@@ -214,7 +214,7 @@ def _reduction(
 
 
 def _scattered(
-    at: Place, send: Buffer | None, recv: Buffer, counts: tuple[int, ...], op: Any, specs: tuple[Any, ...]
+    at: Caller, send: Buffer | None, recv: Buffer, counts: tuple[int, ...], op: Any, specs: tuple[Any, ...]
 ) -> Call:
     """In place the result must not be written over what is still read: it is moved there at the end."""
     call = _reduction("reduce_scatter", at, send, recv, op, counts, specs)
@@ -260,7 +260,7 @@ def _native_spec(buffer: Buffer, spec: Any) -> Any:
     return [buffer.data, known or MPI.BYTE]  # without a count, which for some is that of one rank
 
 
-def _block(at: Place, buffer: Buffer, name: str) -> int:
+def _block(at: Caller, buffer: Buffer, name: str) -> int:
     """Bytes per rank."""
     if buffer.count % at.size:
         raise ArgumentError(
@@ -280,7 +280,7 @@ def _expect(got: int, expected: int, name: str, what: str) -> None:
         raise ArgumentError(f"{name}: got {got}, expected {expected} {what}", MPI.ERR_COUNT)
 
 
-def _check_root(at: Place, root: Any) -> None:
+def _check_root(at: Caller, root: Any) -> None:
     if not isinstance(root, (int, np.integer)) or not 0 <= root < at.size:
         raise ArgumentError(f"root: got {root!r}, expected a rank from 0 to {at.size - 1}", MPI.ERR_ROOT)
 

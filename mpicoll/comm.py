@@ -120,6 +120,7 @@ class Intracomm(Forms):
                 else:
                     self._natives.calls += 1
                     self._natives.nbytes += nbytes
+                    record.recent.append(("allreduce", NATIVE, nbytes))
                     return
         self._run("Allreduce", algorithm, sendbuf, recvbuf, op)
 

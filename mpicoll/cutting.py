@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
-from .algorithms import Algorithm, Nodes
+from .algorithms import OWNED, Algorithm, Nodes
 from .plan import Copy, Op, Recv, Send
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -14,7 +14,6 @@ SEGMENT_NBYTES = 128 * KIB
 SLICE_NBYTES = 1 * MIB  # messages within a node: scratch stays in cache
 EAGER_NBYTES = 60 * KIB  # across nodes: longer messages wait for a handshake behind bulk data
 MOST = 256  # segments or slices: more cost more in requests than they hide
-OWNED = ("allgather", "reduce_scatter", "alltoall")  # the caller says who owns which chunk
 
 
 def segments_for(algorithm: Algorithm, nbytes: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from . import record
 from .errors import MismatchError, StallError
 from .settings import number
 from .transport.bound import Bound
@@ -57,7 +58,10 @@ class Patience:
             nap = min(nap * 1.5, 500e-6)
             waited = time.monotonic() - began
             if waited > self.stall and not reported:
-                print(f"mpicoll: waiting for {waited:.0f} s: {describe()}", file=sys.stderr, flush=True)
+                before = f"; last calls: {record.latest()}" if record.recent else ""
+                print(
+                    f"mpicoll: waiting for {waited:.0f} s: {describe()}{before}", file=sys.stderr, flush=True
+                )
                 reported = True
             if waited > self.timeout:
                 raise StallError(f"no progress for {waited:.0f} s: {describe()}")
@@ -188,13 +192,10 @@ class Program:
         self.used = 0  # when it was last called, by a count of calls
         self.users = 0  # operations that hold it: it must not be freed under them
         self._active: list[Strand] = []
-        self._next = 0
 
     def start(self) -> None:
         """Begin a run."""
-        first = self.strands[: self.width]
-        self._next = len(first)
-        self._active = [strand for strand in first if strand.start()]
+        self._active = [strand for strand in self.strands[: self.width] if strand.start()]
 
     def advance(self) -> bool:
         """Move every strand that can move; True when all have ended.  Never blocks."""
@@ -228,11 +229,10 @@ class Program:
         if strand.next():
             return
         i = self._active.index(strand)
-        if self._next < len(self.strands):
-            follower = self.strands[self._next]
-            self._next += 1
-            self._active[i] = follower
-            follower.start()  # strands of one program have equally many rounds
+        after = self.strands.index(strand) + self.width  # it alone may have this strand's tag and scratch
+        if after < len(self.strands):
+            self._active[i] = self.strands[after]
+            self._active[i].start()  # strands of one program have equally many rounds
         else:
             del self._active[i]
 

@@ -52,6 +52,12 @@ def note(collective: str, algorithm: str, nbytes: int, seconds: float = 0.0) -> 
     recent.append((collective, algorithm, nbytes))
 
 
+def latest(count: int = 3) -> str:
+    """The last calls in words, for reports."""
+    calls = list(recent)[-count:]
+    return ", ".join(f"{collective} {algorithm} of {nbytes} bytes" for collective, algorithm, nbytes in calls)
+
+
 def totals() -> dict[tuple[str, str], Total]:
     """Totals by collective and algorithm, of what was called at least once."""
     return {key: entry for key, entry in _totals.items() if entry.calls}

@@ -19,7 +19,7 @@ from . import verify
 from .algorithms import SHIPPED, Algorithm, get
 from .algorithms.registry import Function
 from .arrays import Workspace
-from .calls import Call, Place
+from .calls import Call, Caller
 from .errors import ArgumentError, MismatchError
 from .execute import Patience, Program
 from .progress import Operation, at_exit, engine
@@ -49,7 +49,7 @@ class State:
     def __init__(self, comm: MPI.Intracomm, parent: State | None = None) -> None:
         self.private = MPI.Intracomm(comm).Dup()
         self.rank, self.size = self.private.rank, self.private.size
-        self.at = Place(self.private, self.rank, self.size)
+        self.at = Caller(self.private, self.rank, self.size)
         self.threaded = self.private.allreduce(MPI.Query_thread(), MPI.MIN) == MPI.THREAD_MULTIPLE
         self.homes = self._find_homes(parent)
         places = sorted(set(self.homes), key=self.homes.index)

@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Function)
 COLLECTIVES: Final = ("allreduce", "reduce", "bcast", "allgather", "reduce_scatter", "alltoall", "barrier")
 REDUCTIONS: Final = ("allreduce", "reduce", "reduce_scatter")
 ROOTED: Final = ("reduce", "bcast")
+OWNED: Final = ("allgather", "reduce_scatter", "alltoall")  # the caller says who owns which chunk
 OPTIONS: Final = ("root", "segments", "nodes")
 NATIVE: Final = "native"
 

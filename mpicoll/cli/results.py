@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mpicoll.algorithms import REDUCTIONS, ROOTED
+from mpicoll.algorithms import OWNED, REDUCTIONS, ROOTED
 
 FORMAT = "mpicoll-bench-1"
 BASE = "native"
@@ -53,7 +53,7 @@ def bus_factor(collective: str, size: int) -> float:
     """What nccl-tests multiply algbw by, so that it compares with the hardware's bandwidth."""
     if collective == "allreduce":
         return 2 * (size - 1) / size
-    if collective in ("allgather", "reduce_scatter", "alltoall"):
+    if collective in OWNED:
         return (size - 1) / size
     return 1.0
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.algorithms import REDUCTIONS
+from mpicoll.algorithms import OWNED, REDUCTIONS
 
 OPS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
 PERIOD = 61  # a prime: chunks that end up in a wrong place do not look right by chance
@@ -52,14 +52,14 @@ class Workload:
         if self.collective == "barrier":
             return 0, 0
         part = max(1, size // self.dtype.itemsize // self.size)
-        if self.collective in ("allgather", "reduce_scatter", "alltoall"):
+        if self.collective in OWNED:
             return part * self.size, part
         return max(1, size // self.dtype.itemsize), part
 
     def reported(self, size: int) -> tuple[int, int]:
         """Bytes and count as nccl-tests print them: the count is one rank's where ranks have parts."""
         whole, part = self.elements(size)
-        partial = self.collective in ("allgather", "reduce_scatter", "alltoall")
+        partial = self.collective in OWNED
         return whole * self.dtype.itemsize, part if partial else whole
 
     def allocate(self, largest: int, empty: Callable[..., np.ndarray]) -> None:

@@ -65,6 +65,10 @@ class Layout:
     inp: Sequence[Place] | None = None
     result: Iterable[int] = ()
 
+    def extent(self, base: Any) -> int:
+        """Bytes that a memory must have to hold what of `out` lies in it."""
+        return max((place.stop for place in self.out if place.base == base), default=0)
+
 
 class Move(NamedTuple):
     """`target = source`, or with two operands `target = left op right`."""

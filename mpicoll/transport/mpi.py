@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -64,7 +64,7 @@ def compile_messages(
     width = min(WIDTH, slices)
     scratch = max(low.scratch for low, _ in lowerings)
     temporary = max(low.temporary for low, _ in lowerings)
-    work = workspace.take(WORK, _extent(whole.out, WORK))
+    work = workspace.take(WORK, whole.extent(WORK))
     strands = []
     for s, (_, steps) in enumerate(lowerings):
         slot = s % width
@@ -85,8 +85,3 @@ def _slice(whole: Layout, s: int, chunks: int) -> Layout:
         whole.inp and whole.inp[first:last],
         [c - first for c in whole.result if first <= c < last],
     )
-
-
-def _extent(places: Iterable[Any], base: str) -> int:
-    """Bytes that a memory must have to hold these places."""
-    return max((place.stop for place in places if place.base == base), default=0)

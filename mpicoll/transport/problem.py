@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms import OWNED
 from ..arrays import address_of
 from ..op import Reducer
 from .lower import Layout, Place
@@ -77,7 +78,7 @@ class Problem:
 
     def layout(self, chunks: int, weights: Sequence[Fraction] | None, slices: int) -> Layout:
         """Places of `slices * chunks` chunks: chunk c of slice s has number `s * chunks + c`."""
-        maker = _owned if self.collective in ("allgather", "reduce_scatter", "alltoall") else _vector
+        maker = _owned if self.collective in OWNED else _vector
         return maker(self, chunks, weights, slices)
 
 

@@ -121,7 +121,7 @@ def compile_window(
     lowering = WindowLowering(layout, inside)
     steps = lowering.lower(sliced(plans, chunks))
     memory = {
-        WORK: workspace.take(WORK, _work_extent(layout)),
+        WORK: workspace.take(WORK, layout.extent(WORK)),
         TEMPORARY: workspace.take(TEMPORARY, lowering.temporary),
         **problem.memory,
     }
@@ -133,10 +133,6 @@ def compile_window(
     landing = Landing(problem, lowering, steps, memory, near, near.lanes[lane])
     title = f"{problem.collective} {algorithm.name} in the window, {problem.nbytes} bytes"
     return WindowProgram(Strand(comm, landing.rounds(), tag=0), title, patience, landing)
-
-
-def _work_extent(layout: Layout) -> int:
-    return max((place.stop for place in layout.out if place.base == WORK), default=0)
 
 
 class WindowProgram(Program):
