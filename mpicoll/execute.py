@@ -189,6 +189,7 @@ class Program:
 
     def __init__(self, strands: Sequence[Strand], width: int, title: str, patience: Patience) -> None:
         self.strands, self.width, self.title, self.patience = strands, width, title, patience
+        self._followers = {id(a): b for a, b in zip(strands, strands[width:], strict=False)}
         self.used = 0  # when it was last called, by a count of calls
         self.users = 0  # operations that hold it: it must not be freed under them
         self._active: list[Strand] = []
@@ -229,10 +230,10 @@ class Program:
         if strand.next():
             return
         i = self._active.index(strand)
-        after = self.strands.index(strand) + self.width  # it alone may have this strand's tag and scratch
-        if after < len(self.strands):
-            self._active[i] = self.strands[after]
-            self._active[i].start()  # strands of one program have equally many rounds
+        follower = self._followers.get(id(strand))  # no other may have this strand's tag and scratch
+        if follower is not None:
+            self._active[i] = follower
+            follower.start()  # strands of one program have equally many rounds
         else:
             del self._active[i]
 

@@ -30,7 +30,7 @@ from .transport.window import Neighbours, compile_window
 
 LANES = 8  # non-blocking calls in flight at once; further ones queue
 DERIVED_LANES = 2  # of them with staging slots, in derived communicators: the window is for arrays too
-KEPT = 64  # programs kept per communicator
+KEPT = 256  # programs kept per communicator: a dozen buckets on every lane
 BLOCKING = 0
 _told_once: set[str] = set()
 
