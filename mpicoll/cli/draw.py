@@ -13,6 +13,7 @@ from ..algorithms import Algorithm, Nodes, get, registry
 from ..algorithms.registry import load_entry_points
 from ..verify import trace
 
+MOST_RANKS = 64  # rounds x ranks x chunks of a ring: 500,000 cells, which nobody reads
 COLOURS = {"+": "yellow", ">": "cyan", "!": "red"}
 
 
@@ -42,7 +43,7 @@ def command(
     form: str | None,
     output: str | None,
 ) -> None:
-    r"""Draw an algorithm round by round: who sends which chunk to whom, and what every rank then holds.
+    """Draw an algorithm round by round: who sends which chunk to whom, and what every rank then holds.
 
     The algorithm is verified while it is drawn. A broken one is drawn up to its fault, and the exit code is
     1. Without an algorithm, those of the collective are listed. No MPI is needed.
@@ -53,7 +54,7 @@ def command(
     mpicoll draw bcast circulant -P 5 --segments 3 --root 1
     mpicoll draw allreduce split_rail --nodes 2,3,1
     mpicoll draw allreduce mine.py:my_ring -o my_ring.svg
-    """
+    """  # noqa: D301  click reads the \\b
     try:
         if algorithm is None:
             click.echo(_listing(collective))
@@ -63,6 +64,8 @@ def command(
         if "nodes" in chosen.takes and nodes is None:
             raise click.ClickException(f"{chosen} needs to know the ranks of every node: try --nodes 2,2")
         size = size or (sum(map(len, nodes)) if nodes else 4)
+        if size > MOST_RANKS:
+            raise click.ClickException(f"{size} ranks are more than a drawing holds; at most {MOST_RANKS}")
         picture = trace(chosen, size, root=root, segments=segments or 2, nodes=nodes)
     except click.ClickException:
         raise

@@ -192,7 +192,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     try:
         import matplotlib
     except ImportError as exc:
-        raise RuntimeError("plots need matplotlib: pip install 'mpicoll[plot]'") from exc
+        raise RuntimeError("plots need matplotlib: pip install matplotlib") from exc
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

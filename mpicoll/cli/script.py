@@ -7,6 +7,7 @@ stderr what its calls took: collective, algorithm, calls, bytes, time.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,8 @@ def main(argv: list[str]) -> None:
         group.main(["--help"], prog_name="mpicoll")
     if argv[0] in ("-m", "-c") and len(argv) < 2:
         raise SystemExit(f"python -m mpicoll {argv[0]}: what to run is missing")
+    if not argv[0].startswith("-") and not os.path.exists(argv[0]):
+        raise SystemExit(f"python -m mpicoll: no such script: {argv[0]}")
     run(argv)
 
 
