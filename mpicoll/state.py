@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -26,6 +25,7 @@ from .progress import Operation, at_exit, engine
 from .select import Choice, Selection, Setting
 from .transport import arena as arenas
 from .transport.mpi import WIDTH, compile_messages
+from .transport.problem import in_words
 from .transport.window import Neighbours, compile_window
 
 LANES = 8  # non-blocking calls in flight at once; further ones queue
@@ -219,7 +219,9 @@ class State:
         everybody = self.private.allgather(mine)
         odd = [r for r, other in enumerate(everybody) if other != everybody[0]]
         if odd:
-            told = "; ".join(f"rank {r} {_told(everybody[r])}" for r in (0, *odd[:4]))
+            told = "; ".join(
+                f"rank {r} {everybody[r][0]}: {in_words(everybody[r][1:])}" for r in (0, *odd[:4])
+            )
             raise MismatchError(
                 f"the ranks call different collectives: ranks {odd} differ from rank 0 ({told})"
             )
@@ -262,15 +264,6 @@ class State:
         self._workspaces.clear()
         if self.near is not None:
             self.near.free()
-
-
-def _told(signature: Sequence[Any]) -> str:
-    form, collective, counts, itemsize, op, root = signature
-    shown = counts[0] if len(counts) == 1 else list(counts[:8])
-    words = [f"{form}: count {shown}", f"{itemsize} bytes each"]
-    if op:
-        words.append(f"{op[0]} of {op[1]}")
-    return ", ".join([*words, f"root {root}"])
 
 
 def _cores() -> set[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms import OWNED
+from ..algorithms import OWNED, ROOTED
 from ..arrays import address_of
 from ..op import Reducer
 from .lower import Layout, Place
@@ -80,6 +80,18 @@ class Problem:
         """Places of `slices * chunks` chunks: chunk c of slice s has number `s * chunks + c`."""
         maker = _owned if self.collective in OWNED else _vector
         return maker(self, chunks, weights, slices)
+
+
+def in_words(signature: Sequence[Any]) -> str:
+    """What a rank asks for, for people: of `Problem.signature`."""
+    collective, counts, itemsize, op, root = signature
+    shown = counts[0] if len(counts) == 1 else list(counts[:8])
+    words = [f"count {shown}", f"{itemsize} bytes each"]
+    if op:
+        words.append(f"{op[0]} of {op[1]}")
+    if collective in ROOTED:
+        words.append(f"root {root}")
+    return ", ".join(words)
 
 
 def cut(

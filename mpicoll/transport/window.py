@@ -26,7 +26,7 @@ from ..plan import sliced
 from .bound import Bound, calls
 from .lower import TEMPORARY, Layout, Lowering, Move, Place, Step
 from .neighbours import Lane, Neighbours
-from .problem import WORK, Problem
+from .problem import WORK, Problem, in_words
 
 SLOTS = ("even", "odd")
 _versions = count(1)
@@ -228,8 +228,8 @@ class Landing:
         odd = [r for r in range(size) if now[r][0] != now[rank][0]]
         if odd:
             raise MismatchError(
-                f"{self.problem.collective}: rank {rank} passed {self.problem.signature[1:]}, "
-                f"ranks {odd} passed something else (counts, item size, op, root); all must be the same"
+                f"{self.problem.collective}: rank {rank} passed {in_words(self.problem.signature)}, "
+                f"ranks {odd} passed something else; MPICOLL_CHECK=1 tells what"
             )
         tables = {}
         for peer, (_, at, longest, _) in enumerate(now):
