@@ -67,6 +67,11 @@ class Patience:
                 raise StallError(f"no progress for {waited:.0f} s: {describe()}")
 
 
+def tag_limit() -> int:
+    """The highest tag that this MPI takes."""
+    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
 class Strand:
     """Rounds that follow one another on one tag.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .execute import Patience
+from .execute import Patience, tag_limit
 from .progress import Operation, Runs, engine
 
 _tags = count()
@@ -212,8 +212,7 @@ def persistent(
     keep: Any,
 ) -> Prequest:
     """Make a persistent request for a program."""
-    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-    tag = next(_tags) % limit
+    tag = next(_tags) % tag_limit()
     request = Prequest(engine.bell().Ssend_init([bytearray(0), 0, MPI.BYTE], 0, tag))
     request._setup(program, prelude, finale, patience, tag, threaded, note, failed, freed, keep)
     return request

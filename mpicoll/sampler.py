@@ -105,19 +105,19 @@ def _shuffled(
     """
     half = np.uint64((max(count - 1, 1).bit_length() + 1) // 2)
     mask = (np.uint64(1) << half) - np.uint64(1)
-    key = _mix(epoch.astype(np.uint64) ^ _mix(np.array([seed], np.uint64)))
+    key = mix(epoch.astype(np.uint64) ^ mix(np.array([seed], np.uint64)))
     value = position.astype(np.uint64)
     walking = np.ones(len(value), bool)
     while walking.any():
         left, right = value[walking] >> half, value[walking] & mask
         for turn in range(4):
-            left, right = right, left ^ (_mix(right ^ key[walking] ^ np.uint64(turn << 60)) & mask)
+            left, right = right, left ^ (mix(right ^ key[walking] ^ np.uint64(turn << 60)) & mask)
         value[walking] = (left << half) | right
         walking = value >= np.uint64(count)
     return value.astype(np.int64)
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Spread every input bit over the word (the finisher of splitmix64)."""
     value = value + np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -20,7 +20,7 @@ from .algorithms.registry import Function
 from .arrays import Workspace
 from .calls import Call, Caller
 from .errors import ArgumentError, MismatchError
-from .execute import Patience, Program
+from .execute import Patience, Program, tag_limit
 from .progress import Operation, at_exit, engine
 from .select import Choice, Selection, Setting
 from .transport import arena as arenas
@@ -70,8 +70,7 @@ class State:
         self.broken: str | None = None
         self._admitted: dict[tuple[Any, ...], Algorithm] = {}
         self._reports: dict[tuple[Any, ...], verify.Report] = {}
-        limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        self._tags = (limit + 1) // WIDTH * WIDTH
+        self._tags = (tag_limit() + 1) // WIDTH * WIDTH
         at_exit(self)
 
     def _find_homes(self, parent: State | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpicoll.nn.layer import Layer, ignore, namespace
+from mpicoll.sampler import mix
 
 if TYPE_CHECKING:
     from mpicoll.nn.layer import Array, Arrays, Ready
@@ -46,13 +47,13 @@ class Draw:
         self._layer += 1
         key = np.zeros(1, np.uint64)
         for word in self.seed, self.step, self._layer:
-            key = _mix(key ^ np.uint64(word))
+            key = mix(key ^ np.uint64(word))
         start = self.first * math.prod(shape[1:])
         stop = start + math.prod(shape)
         words = xp.arange(start // LANES, -(-stop // LANES), dtype=np.uint64)
         words ^= key[0]
         offset = start % LANES
-        lanes: Array = _mix(words).view(np.uint16)[offset : offset + stop - start]
+        lanes: Array = mix(words).view(np.uint16)[offset : offset + stop - start]
         return lanes.reshape(shape)
 
 
@@ -87,12 +88,3 @@ class Dropout(Layer):
         y: Array = x * keep
         y *= LEVELS / (LEVELS - self.threshold)
         return y
-
-
-def _mix(value: Array) -> Array:
-    """Spread every input bit over the word (splitmix64)."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
-    return value
