@@ -30,7 +30,6 @@ DTYPES = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
-MARK = "mpicoll-measured "  # what measure.py marks its lines with
 TOLD = re.compile("MPICOLL_|OMPI_MCA_|MPICH_|MPIR_|UCX_|FI_|I_MPI_|(OMP|OPENBLAS|MKL)_NUM_THREADS")
 
 
@@ -121,7 +120,7 @@ def launch(
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         for text in job.stdout:
-            _, mark, line = text.partition(MARK)
+            _, mark, line = text.partition(results.MARK)
             if not mark:
                 sys.stderr.write(text)
             elif not about:

@@ -23,9 +23,9 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import algorithms
 from mpicoll.cli import launcher
+from mpicoll.cli.results import MARK
 from mpicoll.cli.workload import Workload, dtype_of
 
-MARK = "mpicoll-measured "
 WARMUP, FEWEST, MOST = 3, 5, 100
 PAIRS = 2000
 
