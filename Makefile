@@ -16,6 +16,7 @@ PEERS  ?=
 BENCH  ?= allreduce
 KILLS  ?= 100
 PYTEST_ARGS ?=
+TIMEOUT ?= 1200
 
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install -qq --disable-pip-version-check
@@ -49,7 +50,7 @@ test-unit: $(VENV)/.dev
 test-mpi: $(VENV)/.dev
 	@for n in $(N); do \
 	    echo "== MPI tests, n = $$n ($(MPI))"; \
-	    $(MPICOLL) run -n $$n --oversubscribe --timeout 1200 -- \
+	    $(MPICOLL) run -n $$n --oversubscribe --timeout $(TIMEOUT) -- \
 	        python -m pytest --color=no --with-mpi tests/mpi $(PYTEST_ARGS) || exit 1; \
 	done; echo "MPI tests passed at n = $(N) ($(MPI))"
 
@@ -87,7 +88,7 @@ peers-sample: $(VENV)/.dev
 
 # Every collective x algorithm x dtype x op x transport x count against the MPI's own, at 8 ranks too.
 matrix: $(VENV)/.dev
-	@$(MAKE) --no-print-directory test-mpi N="1 2 3 5 8" PYTEST_ARGS="--matrix -k matrix $(PYTEST_ARGS)"
+	@$(MAKE) --no-print-directory test-mpi N="1 2 3 5 8" TIMEOUT=10800 PYTEST_ARGS="--matrix -k matrix $(PYTEST_ARGS)"
 
 # Slurm and 4 hosts with their own network on this machine, with both MPIs; needs root and Debian's or Ubuntu's packages.
 cluster: $(VENV)/.dev
