@@ -7,7 +7,7 @@ packs is its own affair: what runs never depends on it.
 
 from __future__ import annotations
 
-import os
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from mpi4py import MPI
 
 from . import dlpack
 from .errors import ArgumentError
+from .memory import host_view, readable
 
 _NAMES = {
     **{f"INT{8 * n}_T": f"i{n}" for n in (1, 2, 4, 8)},
@@ -131,7 +132,7 @@ def _from_cuda(source: Any, name: str, writable: bool) -> Buffer:
     if writable and readonly:
         raise ArgumentError(f"{name}: the array is read-only, expected a writable one", MPI.ERR_BUFFER)
     nbytes = int(np.prod(face["shape"], dtype=np.int64)) * dtype.itemsize
-    if face.get("strides") is None and _host_can_read(address, nbytes):
+    if face.get("strides") is None and readable(address, nbytes):
         return _from_array(host_view(address, nbytes).view(dtype), name, writable)
     if not (hasattr(source, "get") and hasattr(source, "set")):
         raise ArgumentError(f"{name}: device memory of a {type(source).__name__}, expected a CuPy array")
@@ -165,7 +166,9 @@ def _from_list(spec: Any, name: str, writable: bool, blocks: int) -> Buffer:
     mpitype = rest.pop() if rest and isinstance(rest[-1], (MPI.Datatype, str)) else None
     if rest and isinstance(rest[0], (list, tuple)):
         rest = list(rest[0])
-    count, displ = (*rest, None, None)[:2]
+    if len(rest) > 2:
+        raise ArgumentError(f"{name}: {rest!r} between data and type, expected a count and a displacement")
+    count, displ = (integer(name, part) for part in (*rest, None, None)[:2])
     count = count if count is None else count * blocks
     if isinstance(mpitype, str):
         if mpitype not in MPI._typedict:
@@ -191,6 +194,15 @@ def _from_list(spec: Any, name: str, writable: bool, blocks: int) -> Buffer:
     if dense(mpitype):
         return _part(whole, name, count, displ, size, None, mpitype)
     return _packed([data, count, displ or 0, mpitype], count, size, mpitype)
+
+
+def integer(name: str, value: Any) -> int | None:
+    """A count or displacement that a caller wrote; None where it was left out."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        what = "an integer for a count or displacement"
+        raise ArgumentError(f"{name}: got {value!r}, expected {what}", MPI.ERR_COUNT) from None
 
 
 def _part(
@@ -244,58 +256,3 @@ def to_itself(source: Any, target: Any) -> None:
         if not _packer:
             _packer.append(MPI.COMM_SELF.Dup())  # a receive from anybody on COMM_SELF must not find it
         _packer[0].Sendrecv(source, 0, 0, target, 0, 0)
-
-
-def _host_can_read(address: int, nbytes: int) -> bool:
-    """Ask the kernel: writing unreadable memory to a pipe fails with EFAULT instead of a crash."""
-    if not nbytes:
-        return True
-    reader, writer = os.pipe()
-    try:
-        for at in (address, address + nbytes - 1):
-            os.write(writer, MPI.memory.fromaddress(at, 1))
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def address_of(data: np.ndarray) -> int:
-    """Where an array's memory begins."""
-    try:
-        return MPI.memory.frombuffer(data, readonly=True).address  # the quickest way to ask
-    except (ValueError, BufferError):  # a type without a buffer code, such as bfloat16
-        return int(data.__array_interface__["data"][0])
-
-
-def host_view(address: int, nbytes: int) -> np.ndarray:
-    """Bytes at an address, without keeping whoever owns them alive."""
-    return (
-        np.frombuffer(MPI.memory.fromaddress(address, nbytes), np.uint8) if nbytes else np.empty(0, np.uint8)
-    )
-
-
-def aligned_empty(nbytes: int, alignment: int = 64) -> np.ndarray:
-    """Uninitialised bytes whose address is a multiple of a cache line."""
-    raw = np.empty(nbytes + alignment, np.uint8)
-    first = -raw.ctypes.data % alignment
-    return raw[first : first + nbytes]
-
-
-class Workspace:
-    """Memory for programs that never run at the same time, grown when one needs more.
-
-    Fresh pages cost more than a reduction, and a copy per program would cost a vector each.
-    """
-
-    def __init__(self) -> None:
-        self._memory: dict[Any, np.ndarray] = {}
-
-    def take(self, name: Any, nbytes: int) -> np.ndarray:
-        """Bytes under a name.  Programs made before keep what they had: sizes double, so that is little."""
-        memory = self._memory.get(name)
-        if memory is None or memory.size < nbytes:
-            memory = self._memory[name] = aligned_empty(1 << max(nbytes - 1, 1).bit_length())
-        return memory[:nbytes]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .arrays import NATIVE, Buffer, address_of, aligned_empty, host_view, parse
+from .arrays import NATIVE, Buffer, integer, parse
 from .errors import ArgumentError
+from .memory import address_of, aligned_empty, host_view
 from .op import Reducer, native_takes, own
 from .transport.problem import INPUT, OUTPUT, Problem
 
@@ -112,7 +113,12 @@ def reduce_scatter(at: Caller, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[
                 "recvcounts: None with IN_PLACE, expected a count for every rank", MPI.ERR_COUNT
             )
         recvcounts = at.comm.allgather(recv.count)
-    counts = tuple(int(n) for n in recvcounts)
+    try:
+        counts = tuple(integer("recvcounts", n) or 0 for n in recvcounts)
+    except TypeError:
+        raise ArgumentError(
+            f"recvcounts: got {recvcounts!r}, expected a count for every rank", MPI.ERR_COUNT
+        ) from None
     if len(counts) != at.size or min(counts) < 0:
         raise ArgumentError(
             f"recvcounts: {list(counts)}, expected {at.size} counts of at least 0", MPI.ERR_COUNT

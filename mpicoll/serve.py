@@ -15,10 +15,10 @@ from mpi4py import MPI
 from . import record
 from .algorithms import NATIVE, get
 from .algorithms.registry import Function
-from .arrays import address_of
 from .calls import BUILDERS, Call
 from .cutting import slices_for
 from .execute import Program
+from .memory import address_of
 from .op import AVG, PREDEFINED
 from .progress import Operation
 from .requests import nonblocking, persistent

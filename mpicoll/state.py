@@ -17,10 +17,10 @@ from mpi4py import MPI
 from . import verify
 from .algorithms import SHIPPED, Algorithm, get
 from .algorithms.registry import Function
-from .arrays import Workspace
 from .calls import Call, Caller
 from .errors import ArgumentError, MismatchError
 from .execute import Patience, Program, tag_limit
+from .memory import Workspace
 from .progress import Operation, at_exit, engine
 from .select import Choice, Selection, Setting
 from .transport import arena as arenas
@@ -150,7 +150,7 @@ class State:
         """What the verifier says of an algorithm here, before it is first used; None for one of ours."""
         if SHIPPED.get((entry.collective, entry.name)) is entry:
             return None
-        key = entry.collective, entry.function, root, segments
+        key = entry, root, segments
         if key not in self._reports:
             try:
                 report = verify.check(entry, self.size, root=root, segments=segments, nodes=self.nodes)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays import address_of, aligned_empty, host_view
+from ..memory import address_of, aligned_empty, host_view
 from ..settings import number
 
 ALIGNMENT = 64

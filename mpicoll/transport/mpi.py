@@ -8,8 +8,8 @@ from typing import Any
 from mpi4py import MPI
 
 from ..algorithms import Algorithm
-from ..arrays import Workspace
 from ..execute import Patience, Program, Strand
+from ..memory import Workspace
 from .bound import bind
 from .lower import SCRATCH, TEMPORARY, Layout, Lowering
 from .problem import WORK, Problem

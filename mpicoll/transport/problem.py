@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import OWNED, ROOTED
-from ..arrays import address_of
+from ..memory import address_of
 from ..op import Reducer
 from .lower import Layout, Place
 

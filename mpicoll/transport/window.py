@@ -18,9 +18,9 @@ import numpy as np
 from mpi4py import MPI
 
 from ..algorithms import Algorithm
-from ..arrays import Workspace
 from ..errors import MismatchError
 from ..execute import Patience, Program, Strand
+from ..memory import Workspace
 from ..op import Call
 from ..plan import sliced
 from .bound import Bound, calls

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll.arrays import address_of
+from mpicoll.memory import address_of
 from mpicoll.transport.arena import ALIGNMENT, DEFAULT_NBYTES, LARGE, LEAST_NBYTES, RESERVE, Arena, empty
 from mpicoll.transport.arena import segment_nbytes as nbytes_of
 

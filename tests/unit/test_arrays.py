@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import arrays, dlpack
+from mpicoll import dlpack, memory
 from mpicoll.arrays import dense, parse, to_itself
 from mpicoll.errors import ArgumentError
 
@@ -108,6 +108,9 @@ def test_packing_does_not_meet_receives_from_anybody():
         ([X, (12, 1), MPI.DOUBLE], False, "12 elements of 8 bytes from element 1 do not fit"),
         ([X, (1, -1), MPI.DOUBLE], False, "from element -1 do not fit"),
         ([X, -1], False, "-1 elements"),
+        ([X, 2.5, MPI.DOUBLE], False, "got 2.5, expected an integer for a count or displacement"),
+        ([X, (1, 2.5), MPI.DOUBLE], False, "got 2.5, expected an integer"),
+        ([X, (1, 2, 3), MPI.DOUBLE], False, "expected a count and a displacement"),
         ([X[:11].view("u1")[:20], MPI.DOUBLE], False, "20 bytes are no multiple of 8, the type's size"),
         ([np.zeros(20, "u1"), MPI.DOUBLE_INT], False, "20 bytes are no multiple of the type's extent 16"),
         ([X, MPI.DATATYPE_NULL], False, "the datatype is null"),
@@ -151,15 +154,15 @@ def test_dlpack(dtype):
 
 def test_cuda_array_interface_on_host_memory():
     class Face:
-        __cuda_array_interface__ = {"data": (arrays.address_of(X), False), "typestr": "<f8", "shape": (12,)}
+        __cuda_array_interface__ = {"data": (memory.address_of(X), False), "typestr": "<f8", "shape": (12,)}
 
     assert np.shares_memory(read(Face(), writable=True).data, X)
 
 
 def test_addresses():
     for values in (X, X[5:], np.zeros(3, ml_dtypes.bfloat16), np.zeros(0)):
-        assert arrays.address_of(values) == values.__array_interface__["data"][0]
-    view = arrays.host_view(arrays.address_of(X), X.nbytes)
+        assert memory.address_of(values) == values.__array_interface__["data"][0]
+    view = memory.host_view(memory.address_of(X), X.nbytes)
     assert np.shares_memory(view, X) and view.nbytes == X.nbytes
-    assert arrays.host_view(0, 0).size == 0
-    assert arrays.address_of(arrays.aligned_empty(100)) % 64 == 0
+    assert memory.host_view(0, 0).size == 0
+    assert memory.address_of(memory.aligned_empty(100)) % 64 == 0

@@ -269,6 +269,16 @@ def test_pages_show_what_is_drawn(page, tmp_path, monkeypatch):
         assert draw(*arguments.split()).output == shown, f"mpicoll draw {arguments}"
 
 
+def test_more_ranks_than_anybody_reads_are_refused():
+    done = draw("allreduce", "ring", "-P", 65)
+    assert done.exit_code != 0 and "64" in done.output
+
+
+def test_help_is_laid_out_line_by_line():
+    text = draw("--help").output
+    assert "\b" not in text and "\n  mpicoll draw allreduce ring -P 4\n" in text
+
+
 def test_the_picture_of_a_ring_is_up_to_date():
     """Refresh it with `mpicoll draw allreduce ring --format svg -o docs/algorithms/allreduce_ring.svg`."""
     assert (DOCS / "algorithms" / "allreduce_ring.svg").read_text() == svg(trace(get("allreduce", "ring"), 4))

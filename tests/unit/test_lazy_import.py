@@ -39,3 +39,11 @@ def test_every_public_name_is_there():
         assert name in dir(mpicoll)
     with pytest.raises(AttributeError, match="'mpicoll' has no attribute 'Intercomm'"):
         mpicoll.Intercomm  # noqa: B018
+
+
+def test_a_script_that_is_not_there_is_named():
+    done = subprocess.run(
+        [sys.executable, "-m", "mpicoll", "nope.py"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0 and "no such script: nope.py" in done.stderr
+    assert "Traceback" not in done.stderr
