@@ -131,7 +131,7 @@ OWN = {  # settings that only some choices have: section.key -> who chooses, and
     "optimizer.betas": ("name", ("adam", "adamw", "lamb")),
     "optimizer.eps": ("name", ("adam", "adamw", "lamb")),
     "optimizer.momentum": ("name", ("lars", "sgd")),
-    "optimizer.nesterov": ("name", ("sgd",)),
+    "optimizer.nesterov": ("name", ("lars", "sgd")),
     "communication.ratio": ("compression", ("topk",)),
     "communication.rank": ("compression", ("powersgd",)),
     "precision.loss_scale": ("dtype", ("float16", "bfloat16")),

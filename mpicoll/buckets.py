@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from mpicoll.comm import Intracomm
 
-__all__ = ["Buckets", "Flat", "runs"]
+__all__ = ["Buckets", "Flat", "runs", "zeros_like"]
 
 BUCKET_NBYTES = 1 << 22  #: beyond a few MiB a larger bucket is no faster, and the first one is ready later
 
@@ -146,6 +146,16 @@ class Buckets(Mapping[str, "NDArray[Any]"]):
 
     def __len__(self) -> int:
         return len(self._views)
+
+
+def zeros_like(
+    arrays: Mapping[str, NDArray[Any]], dtype: DTypeLike | None = None
+) -> Mapping[str, NDArray[Any]]:
+    """Return zeros laid out as the arrays are, of their own dtypes or of another."""
+    if isinstance(arrays, Flat):
+        shapes = {name: array.shape for name, array in arrays.items()}
+        return Flat(shapes, arrays.flat.dtype if dtype is None else dtype)
+    return {name: np.zeros_like(array, dtype, order="C") for name, array in arrays.items()}
 
 
 def runs(

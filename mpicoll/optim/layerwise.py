@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.optim.optimizers import Adam, Optimizer
+from mpicoll.optim.optimizers import SGD, Adam
 
 if TYPE_CHECKING:
     from mpicoll.optim.optimizers import Array, Arrays
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["LAMB", "LARS"]
 
 
-class LARS(Optimizer):
-    """Gradient descent whose rate is scaled layer by layer (You, Gitman and Ginsburg, 2017).
+class LARS(SGD):
+    """`SGD` whose rate is scaled layer by layer (You, Gitman and Ginsburg, 2017).
 
     The gradient of an array, decay included, is scaled by
     ``trust * |param| / (|gradient| + decay * |param|)``, so that no layer moves by more than a small share of
@@ -29,35 +29,29 @@ class LARS(Optimizer):
         Name -> array.
     lr
         Learning rate or schedule.
-    momentum
-        0 for none.
-    weight_decay
-        Added to the gradient, times the parameter.
     trust
         The share of its size that an array moves at learning rate 1.
-    undecayed
-        Names of parameters without weight decay, which are not scaled either: biases and norms.
+    others, named
+        The options of `SGD`; momentum is 0.9 and weight decay 1e-4 unless told otherwise. The undecayed are
+        not scaled either: biases and norms.
     """
 
-    kinds = ("velocity",)
-    options = ("momentum", "trust", *Optimizer.options)
+    options = ("trust", *SGD.options)
     elementwise = False
+    momentum, weight_decay = 0.9, 1e-4
 
     def __init__(
         self,
         params: Arrays,
         lr: float | Callable[[int], float],
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
+        *others: Any,
         trust: float = 1e-3,
-        undecayed: Collection[str] = (),
+        **named: Any,
     ) -> None:
-        super().__init__(params, lr, weight_decay, undecayed)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        super().__init__(params, lr, *others, **named)
         if not trust > 0:
             raise ValueError(f"trust must be positive, got {trust}")
-        self.momentum, self.trust = momentum, trust
+        self.trust = trust
 
     def _update(self, param: Array, gradient: Array, decay: float | None, *state: Array) -> None:
         (velocity,) = state
@@ -67,9 +61,10 @@ class LARS(Optimizer):
             gradient = gradient + decay * param
             if size and slope:
                 scale *= self.trust * size / (slope + decay * size)
+        change = scale * gradient
         velocity *= self.momentum
-        velocity += scale * gradient
-        param -= velocity
+        velocity += change
+        param -= change + self.momentum * velocity if self.nesterov else velocity
 
 
 class LAMB(Adam):
@@ -81,32 +76,19 @@ class LAMB(Adam):
     ----------
     params
         Name -> array.
-    lr
-        Learning rate or schedule.
-    betas, eps
-        As in `Adam`.
-    weight_decay
-        Added to Adam's direction, times the parameter.
     limit
         The scale is cut here; None never cuts it.
-    undecayed
-        Names of parameters without weight decay, which are not scaled either: biases and norms.
+    others, named
+        The options of `Adam`; eps is 1e-6 and weight decay, which is added to the direction, 0.01 unless told
+        otherwise. The undecayed are not scaled either: biases and norms.
     """
 
     options = ("limit", *Adam.options)
     elementwise = False
+    eps, weight_decay = 1e-6, 0.01
 
-    def __init__(
-        self,
-        params: Arrays,
-        lr: float | Callable[[int], float] = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        limit: float | None = 10.0,
-        undecayed: Collection[str] = (),
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, undecayed)
+    def __init__(self, params: Arrays, *others: Any, limit: float | None = 10.0, **named: Any) -> None:
+        super().__init__(params, *others, **named)
         if limit is not None and not limit > 0:
             raise ValueError(f"limit must be positive or None, got {limit}")
         self.limit = limit

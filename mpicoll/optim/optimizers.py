@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpicoll.buckets import Buckets, Flat, runs
+from mpicoll.buckets import Buckets, Flat, runs, zeros_like
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class Optimizer(ABC):
     undecayed
         Names of parameters without weight decay, such as biases.
 
+    Options that may be None are then what the class says.
+
     Attributes
     ----------
     lr : float
@@ -55,29 +57,34 @@ class Optimizer(ABC):
     kinds: tuple[str, ...] = ()  #: of state
     options: tuple[str, ...] = ("weight_decay", "undecayed")  #: attributes that `state_dict` holds
     elementwise = True  #: whether elements are updated without regard to the array they belong to
+    weight_decay = 0.0
 
     def __init__(
         self,
         params: Arrays,
         lr: float | Callable[[int], float],
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         undecayed: Collection[str] = (),
     ) -> None:
         self.schedule = lr if callable(lr) else None
         self.lr = lr(0) if callable(lr) else lr
+        self._choose(weight_decay=weight_decay)
         if not self.lr >= 0:
             raise ValueError(f"lr must not be negative, got {self.lr}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         for name in undecayed:
             if name not in params:
                 raise ValueError(f"undecayed: {name!r} is no parameter")
-        self.params = params
-        self.weight_decay, self.undecayed = weight_decay, sorted(undecayed)
+        self.params, self.undecayed = params, sorted(undecayed)
         self.steps = 0
-        self.slots = {kind: _like(params) for kind in self.kinds}
+        self.slots = {kind: zeros_like(params) for kind in self.kinds}
         self._seen: Arrays | None = None
         self._work: list[tuple[Any, ...]] = []
+
+    def _choose(self, **options: Any) -> None:
+        """Set the options that were given; the others stay the class's own."""
+        vars(self).update({name: value for name, value in options.items() if value is not None})
 
     def step(self, gradients: Arrays) -> None:
         """Update every parameter from its gradient; names in `gradients` without a parameter are ignored."""
@@ -181,22 +188,25 @@ class SGD(Optimizer):
 
     kinds = ("velocity",)
     options = ("momentum", "nesterov", *Optimizer.options)
+    momentum = 0.0
 
     def __init__(
         self,
         params: Arrays,
         lr: float | Callable[[int], float],
-        momentum: float = 0.0,
+        momentum: float | None = None,
+        *,
         nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         undecayed: Collection[str] = (),
     ) -> None:
         super().__init__(params, lr, weight_decay, undecayed)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-        if nesterov and not momentum:
+        self._choose(momentum=momentum)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
-        self.momentum, self.nesterov = momentum, nesterov
+        self.nesterov = nesterov
 
     def _update(self, param: Array, gradient: Array, decay: float | None, *state: Array) -> None:
         (velocity,) = state
@@ -228,21 +238,22 @@ class Adam(Optimizer):
 
     kinds = ("mean", "square")
     options = ("betas", "eps", *Optimizer.options)
+    eps = 1e-8
 
     def __init__(
         self,
         params: Arrays,
         lr: float | Callable[[int], float] = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        eps: float | None = None,
+        weight_decay: float | None = None,
         undecayed: Collection[str] = (),
     ) -> None:
         super().__init__(params, lr, weight_decay, undecayed)
+        self._choose(eps=eps)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be in [0, 1), got {betas}")
         self.betas = betas
-        self.eps = eps
 
     def _update(self, param: Array, gradient: Array, decay: float | None, *state: Array) -> None:
         change = self._change(self.lr, gradient, *state)
@@ -267,23 +278,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """`Adam` whose weight decay is 0.01 unless told otherwise."""
 
-    def __init__(
-        self,
-        params: Arrays,
-        lr: float | Callable[[int], float] = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        undecayed: Collection[str] = (),
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, undecayed)
-
-
-def _like(params: Arrays) -> Arrays:
-    """Return zeros laid out as the parameters are."""
-    if isinstance(params, Flat):
-        return Flat({name: param.shape for name, param in params.items()}, params.flat.dtype)
-    return {name: np.zeros_like(param) for name, param in params.items()}
+    weight_decay = 0.01
 
 
 def _stretch(mapping: Arrays, names: list[str]) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from mpicoll.buckets import Flat
+from mpicoll.buckets import Flat, zeros_like
 from mpicoll.optim.clipping import global_norm
 from mpicoll.optim.exchange import narrow
 
@@ -159,8 +159,8 @@ class MixedPrecision:
         self.optimizer, self.loss_scale = optimizer, loss_scale
         self.max_norm, self.comm = max_norm, comm
         self.masters: Arrays = optimizer.params
-        self.params = _like(self.masters, DTYPES[dtype])
-        self._wide = _like(self.masters, None)
+        self.params = zeros_like(self.masters, DTYPES[dtype])
+        self._wide = zeros_like(self.masters)
         self.norm, self.skipped = 0.0, 0
         self.round()
 
@@ -246,11 +246,3 @@ class MixedPrecision:
         for name, array in self.loss_scale.arrays.items():
             array[...] = slots["loss_scale"][name]
         self.round()
-
-
-def _like(params: Arrays, dtype: np.dtype[Any] | None) -> Arrays:
-    """Return zeros laid out as the parameters are; of their own dtypes for None."""
-    if isinstance(params, Flat):
-        shapes = {name: param.shape for name, param in params.items()}
-        return Flat(shapes, params.flat.dtype if dtype is None else dtype)
-    return {name: np.zeros(param.shape, dtype or param.dtype) for name, param in params.items()}

@@ -152,11 +152,12 @@ def test_nesterov_and_weight_decay_are_the_textbook():
         np.testing.assert_allclose(theta.flat, expected, rtol=1e-12)
 
 
-def test_lars_scales_every_array_by_its_size():
-    theta, optimizer_of = params(), lambda p: LARS(p, 0.5, 0.9, weight_decay=0.1, trust=0.01, undecayed=["b"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_scales_every_array_by_its_size(nesterov):
+    theta = params()
     expected = {name: array.copy() for name, array in theta.items()}
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
-    optimizer = optimizer_of(theta)
+    optimizer = LARS(theta, 0.5, 0.9, nesterov=nesterov, weight_decay=0.1, trust=0.01, undecayed=["b"])
     gradient = Flat.of(params())
     for step in range(1, 5):
         gradient.flat[:] = np.sin(step + np.arange(gradient.flat.size))
@@ -168,7 +169,7 @@ def test_lars_scales_every_array_by_its_size():
                 rate *= 0.01 * np.sqrt((w**2).sum()) / length if length else 1
                 g = g + 0.1 * w
             velocity[name] = 0.9 * velocity[name] + rate * g
-            w -= velocity[name]
+            w -= rate * g + 0.9 * velocity[name] if nesterov else velocity[name]
             np.testing.assert_allclose(theta[name], w, rtol=1e-12)
 
 
@@ -219,6 +220,21 @@ def test_neighbours_are_updated_as_each_array_alone(make, nbytes):
         assert all(np.array_equal(flat[name], single[name]) for name in single)
     for kind, slot in one.slots.items():
         assert all(np.array_equal(slot[name], other.slots[kind][name]) for name in single)
+
+
+def test_options_that_are_not_given_are_the_optimizers_own():
+    for make, own in [
+        (SGD, {"momentum": 0.0, "weight_decay": 0.0}),
+        (LARS, {"momentum": 0.9, "weight_decay": 1e-4}),
+        (Adam, {"eps": 1e-8, "weight_decay": 0.0}),
+        (AdamW, {"eps": 1e-8, "weight_decay": 0.01}),
+        (LAMB, {"eps": 1e-6, "weight_decay": 0.01}),
+    ]:
+        options = make(params(), 0.1).state_dict()["options"]
+        assert options == {**options, **own}
+        changed = dict.fromkeys(own, 0.5)
+        options = make(params(), 0.1, **changed).state_dict()["options"]
+        assert options == {**options, **changed}
 
 
 def test_a_long_stretch_is_updated_whole():
