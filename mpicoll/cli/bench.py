@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import platform
 import re
-import subprocess
-import sys
-from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mpicoll import algorithms, verify
 from mpicoll.cli import results
+from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, show_option
 
-RUN = (sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet")
 START = 1.5  # seconds that a launch takes before it measures
 OPS = ("sum", "prod", "min", "max", "avg")
 SHOWN = {"nccl": results.as_nccl, "json": results.as_json, "markdown": results.as_markdown}
@@ -30,7 +19,6 @@ DTYPES = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
-TOLD = re.compile("MPICOLL_|OMPI_MCA_|MPICH_|MPIR_|UCX_|FI_|I_MPI_|(OMP|OPENBLAS|MKL)_NUM_THREADS")
 
 
 class Size(click.ParamType):
@@ -93,85 +81,6 @@ def check(collective: str, names: list[str], ranks: int, root: int) -> None:
             raise click.UsageError(f"{collective} {algorithm.name} cannot serve {ranks} ranks: {unmet}")
 
 
-def machine() -> dict[str, Any]:
-    """What a reader must know of the machine to judge the figures; no names of hosts or people."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        models = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        cpu = models[0] if models else cpu
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
-
-
-def versions() -> dict[str, str]:
-    """Versions of what takes part besides the MPI."""
-    found = {"Python": platform.python_version()}
-    for name in ("mpicoll", "mpi4py", "numpy"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def launch(
-    spec: dict[str, Any], ranks: int, told: Callable[[dict[str, Any]], None]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One launch: what it says of the MPI, and its lines, each told of as it comes."""
-    argv = [*RUN, "-n", str(ranks), "-m", "mpicoll.cli.measure", json.dumps(spec)]
-    about, lines = {}, []
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as job:
-        assert job.stdout is not None
-        for text in job.stdout:
-            _, mark, line = text.partition(results.MARK)
-            if not mark:
-                sys.stderr.write(text)
-            elif not about:
-                about = json.loads(line)
-            else:
-                lines.append(json.loads(line))
-                told(lines[-1])
-    if job.returncode or len(lines) != len(spec["sizes"]):
-        told_above = f"a launch ended early, with exit code {job.returncode}: see its messages above"
-        raise click.ClickException(told_above)
-    return about, lines
-
-
-def measured(spec: dict[str, Any], ranks: int, launches: int) -> dict[str, Any]:
-    """All launches, with a bar where somebody watches."""
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    about: dict[str, Any] = {}
-    done = []
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[size]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("", total=launches * len(spec["sizes"]), size="")
-        for number in range(launches):
-            bar.update(task, description=f"launch {number + 1} of {launches}", size="starting")
-            load = os.getloadavg()
-
-            def told(line: dict[str, Any]) -> None:
-                bar.update(task, advance=1, size=results.readable(line["nbytes"]))
-
-            about, lines = launch({**spec, "launch": number}, ranks, told)
-            done.append({"load": load, "lines": lines})
-    return {
-        "format": results.FORMAT,
-        "command": ["mpicoll", *sys.argv[1:]],
-        "date": date,
-        "spec": spec,
-        "machine": {**machine(), **about},
-        "versions": versions(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if TOLD.match(name)},
-        "launches": done,
-    }
-
-
 def wanted(names: str, own: tuple[str, ...]) -> list[str]:
     """The algorithms that were asked for, each once, in order."""
     listed = [name.strip() for name in names.split(",") if name.strip()]
@@ -201,19 +110,16 @@ def wanted(names: str, own: tuple[str, ...]) -> list[str]:
               help="Root of bcast and reduce.")
 @click.option("--in-place/--out-of-place", default=None,
               help="Where the result goes. [default: in place for allreduce, as gradients do]")
-@click.option("--launches", type=click.IntRange(1), default=5, show_default=True,
-              help="Runs; a single one misleads.")
+@launches_option
 @click.option("--iters", type=click.IntRange(1), help="Iterations per size and launch, not by --seconds.")
 @click.option("--seconds", type=click.FloatRange(1), default=100, show_default=True,
               help="Time to fill with iterations, all launches together.")
 @click.option("--call-overhead", is_flag=True,
               help="Instead: what our call adds to mpi4py's own where 8 bytes go native, in pairs.")
-@click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="Show a kept result again instead of measuring.")
+@show_option
 @click.option("--format", type=click.Choice(list(SHOWN)), default="nccl", show_default=True,
               help="What is printed.")
-@click.option("-w", "--keep", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              metavar="FILE.json", help="Keep everything measured, all samples.")
+@keep_option
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.png",
               help="Draw the ratios.")
 # fmt: on
@@ -250,10 +156,7 @@ def command(
     mpicoll bench --show kept.json --format markdown  a kept result again
     """  # noqa: D301  click reads the \\b
     if show:
-        try:
-            result = results.load(show)
-        except ValueError as exc:
-            raise click.ClickException(str(exc)) from exc
+        result = kept(show, results.FORMAT)
     else:
         if collective is None:
             raise click.UsageError("which collective? One of " + ", ".join(algorithms.COLLECTIVES))
@@ -280,7 +183,9 @@ def command(
         }
         if call_overhead:
             spec |= {"op": "sum", "in_place": False, "candidates": candidates(["auto"], "ordinary")}
-        result = measured(spec, ranks, launches)
+        reached = lambda line: results.readable(line["nbytes"])
+        program = Program("mpicoll.cli.measure", results.FORMAT, len(swept), reached)
+        result = measured(program, spec, ["-n", str(ranks)], launches)
     if keep:
         results.save(result, keep)
     if plot:

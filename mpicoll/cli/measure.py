@@ -23,6 +23,7 @@ from mpi4py import MPI
 import mpicoll
 from mpicoll import algorithms
 from mpicoll.cli import launcher
+from mpicoll.cli.launch import THREADS
 from mpicoll.cli.results import MARK
 from mpicoll.cli.workload import Workload, dtype_of
 
@@ -185,20 +186,21 @@ def overhead(plain: MPI.Intracomm, ours: mpicoll.Intracomm) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure what the specification in the first argument says."""
-    spec = json.loads(sys.argv[1])
-    world = MPI.COMM_WORLD
-    inside = sum(each["memory"] == "window" for each in spec["candidates"])
-    if inside:
-        room = (2 * inside * max(spec["sizes"]) + (32 << 20)) * 16 // 15
+def communicators(window: int) -> tuple[MPI.Intracomm, mpicoll.Intracomm]:
+    """The MPI's own communicator of all ranks, and ours with room for so many bytes of each rank."""
+    if window:
+        room = (window + (32 << 20)) * 16 // 15
         os.environ.setdefault("MPICOLL_ARENA", str(max(room, 256 << 20)))
-    plain, ours = world.Dup(), mpicoll.Intracomm(world)
-    lines = iter([overhead(plain, ours)]) if spec["call_overhead"] else sweep(spec, plain, ours)
+    return MPI.COMM_WORLD.Dup(), mpicoll.Intracomm(MPI.COMM_WORLD)
+
+
+def tell(plain: MPI.Intracomm, lines: Iterator[dict[str, Any]]) -> None:
+    """Print what a reader must know of the ranks, then each line as it comes; free the communicator."""
     about = {
         "library": str(launcher.library(MPI.Get_library_version())),
         "hosts": len(set(plain.allgather(MPI.Get_processor_name()))),
         "ranks": plain.size,
+        "threads": "/".join(dict.fromkeys(filter(None, map(os.environ.get, THREADS)))),
     }
     if plain.rank == 0:
         print(MARK + json.dumps(about), flush=True)
@@ -206,6 +208,14 @@ def main() -> None:
         if plain.rank == 0:
             print(MARK + json.dumps(line), flush=True)
     plain.Free()
+
+
+def main() -> None:
+    """Measure what the specification in the first argument says."""
+    spec = json.loads(sys.argv[1])
+    inside = sum(each["memory"] == "window" for each in spec["candidates"])
+    plain, ours = communicators(2 * inside * max(spec["sizes"]))
+    tell(plain, iter([overhead(plain, ours)]) if spec["call_overhead"] else sweep(spec, plain, ours))
 
 
 if __name__ == "__main__":

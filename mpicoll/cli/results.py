@@ -21,8 +21,9 @@ from typing import Any
 
 from mpicoll.algorithms import OWNED, REDUCTIONS, ROOTED
 
-MARK = "mpicoll-measured "  # what measure.py prints before a result and bench.py reads
-FORMAT = "mpicoll-bench-1"
+MARK = "mpicoll-measured "  # what a launch's rank 0 prints before a result and launches.py reads
+FORMAT, STEP_FORMAT = "mpicoll-bench-1", "mpicoll-step-1"
+COMMANDS = {FORMAT: "mpicoll bench", STEP_FORMAT: "mpicoll bench-step"}
 BASE = "native"
 
 
@@ -94,34 +95,56 @@ def rows(result: dict[str, Any]) -> Iterator[Row]:
 
 def heading(result: dict[str, Any]) -> list[str]:
     """What was measured, where, and how to read it."""
-    spec, machine, versions = result["spec"], result["machine"], result["versions"]
-    kept = ", ".join(f"{name} {value}" for name, value in versions.items())
-    hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
-    loads = ", ".join(f"{launch['load'][0]:.2f}" for launch in result["launches"])
+    spec = result["spec"]
     timed = "the call" if spec["call_overhead"] else "write, call, read"
-    timed += " on every rank, the slowest rank's"
     place = "in place" if spec["in_place"] else "out of place"
+    measured = f"{spec['collective']}, {ranks(result)}, {place}"
+    return surroundings(result, measured, f"{timed} on every rank, the slowest rank's")
+
+
+def ranks(result: dict[str, Any]) -> str:
+    """How many ranks there were, and hosts if several."""
+    machine = result["machine"]
+    return f"{machine['ranks']} ranks" + (f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else "")
+
+
+def surroundings(result: dict[str, Any], measured: str, timed: str) -> list[str]:
+    """The command, what it measured, where, and what its times are."""
+    machine, launches = result["machine"], result["launches"]
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    loads = ", ".join(f"{launch['load'][0]:.2f}" for launch in launches)
     return [
         " ".join(result["command"]),
-        f"{spec['collective']}, {machine['ranks']} ranks{hosts}, {place}; {result['date']}",
+        f"{measured}; {result['date']}",
         f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; load at the start: {loads}",
-        f"{machine['library']}; {kept}",
-        f"time: {timed}; median of each launch, median of {len(result['launches'])} launches",
+        f"{machine['library']}; {versions}",
+        f"time: {timed}; median of each launch, median of {len(launches)} launches",
     ]
 
 
 def troubles(result: dict[str, Any]) -> list[str]:
     """Why candidates are missing and figures doubtful, each once."""
-    found = {
+    left_out = {
         f"{label} left out: {why}"
         for launch in result["launches"]
         for line in launch["lines"]
         for label, why in line["trouble"].items()
     }
-    busiest = max(launch["load"][0] for launch in result["launches"])
-    if busiest > result["machine"]["cores"] / 2:
-        found.add(f"the machine was not idle (load {busiest:.1f}): measure again when it is")
-    return sorted(found)
+    return [*sorted(left_out), *doubts(result)]
+
+
+def doubts(result: dict[str, Any]) -> list[str]:
+    """Whether the machine had other work: the load before the first launch, since later ones hold our own."""
+    load = result["launches"][0]["load"][0]
+    if load <= result["machine"]["cores"] / 2:
+        return []
+    return [f"the machine was not idle (load {load:.1f}): measure again when it is"]
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    """Lines of a table whose columns end below each other."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(str.rjust, cells, widths)) for cells in table]
 
 
 COLUMNS = {
@@ -150,8 +173,7 @@ def as_nccl(result: dict[str, Any]) -> str:
         numbers = [f"{row.time:.2f}", f"{row.algbw:.3f}", f"{row.busbw:.3f}", str(row.wrong)]
         named = [spec["dtype"], redop, root, row.candidate, row.ran]
         table.append([str(row.nbytes), str(row.count), *named, *numbers, row.compared])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    drawn = ["  ".join(map(str.rjust, cells, widths)) for cells in table]
+    drawn = aligned(table)
     lines = [f"# {line}" for line in [*heading(result), *troubles(result), "", *drawn[:2]]]
     lines += [f"  {line}" for line in drawn[2:]]
     added = [
@@ -228,15 +250,16 @@ def readable(nbytes: int) -> str:
     return f"{value:g} {units[0]}" if value == int(value) else f"{value:.1f} {units[0]}"
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A kept result; ValueError where the file is none."""
+def load(path: Path, expected: str = FORMAT) -> dict[str, Any]:
+    """A kept result in the format that is expected; ValueError where the file is none."""
     try:
         result: dict[str, Any] = json.loads(path.read_text())
         kind = result["format"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as exc:
-        raise ValueError(f"{path} is not a result of mpicoll bench") from exc
-    if kind != FORMAT:
-        raise ValueError(f"{path} is in format {kind!r}, this version reads {FORMAT!r}")
+        raise ValueError(f"{path} is not a result of {COMMANDS[expected]}") from exc
+    if kind != expected:
+        remedy = f": show it with {COMMANDS[kind]}" if str(kind) in COMMANDS else ""
+        raise ValueError(f"{path} is in format {kind!r}, this command reads {expected!r}{remedy}")
     return result
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mpicoll.cli import bench, results, script
+from mpicoll.cli import bench, launches, results, script
 
 pytest.importorskip("mpi4py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +113,12 @@ def test_another_file_is_no_result(tmp_path, text):
     (tmp_path / "other.json").write_text(text)
     shown = CliRunner().invoke(bench.command, ["--show", str(tmp_path / "other.json")])
     assert shown.exit_code == 1 and "other.json is" in shown.output
+
+
+def test_the_load_before_the_first_launch_tells_of_other_work(result):
+    assert results.doubts(result) == []
+    result["launches"][0]["load"][0] = 1.2
+    assert "the machine was not idle (load 1.2)" in results.as_nccl(result)
 
 
 def test_wrong_results_fail(result, tmp_path):
@@ -220,7 +226,7 @@ def test_a_broken_algorithm_is_refused(tmp_path, body, told):
 
 
 def test_a_launch_that_fails_is_told(monkeypatch):
-    monkeypatch.setattr(bench, "RUN", (sys.executable, "-c", "import sys; sys.exit(7)"))
+    monkeypatch.setattr(launches, "RUN", (sys.executable, "-c", "import sys; sys.exit(7)"))
     shown = CliRunner().invoke(bench.command, ["barrier"])
     assert shown.exit_code == 1 and "exit code 7" in shown.output
 
