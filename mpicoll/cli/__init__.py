@@ -11,7 +11,7 @@ import click
 
 from mpicoll import __version__
 
-COMMANDS = ("run", "doctor", "bench", "draw", "slurm")
+COMMANDS = ("run", "doctor", "bench", "bench-step", "draw", "slurm")
 
 
 class LazyGroup(click.Group):
@@ -25,7 +25,7 @@ class LazyGroup(click.Group):
         """Import the sub-command's module."""
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"mpicoll.cli.{name}").command
+        command: click.Command = importlib.import_module(f"mpicoll.cli.{name.replace('-', '_')}").command
         return command
 
 

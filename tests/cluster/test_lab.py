@@ -3,6 +3,7 @@
 Needs root (network namespaces); `make cluster` runs it. The lab is described in lab/README.md.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -15,8 +16,13 @@ HOSTS = 4
 
 def run(lab, *words, nodes=HOSTS):
     """`mpicoll run` inside an allocation of 2 tasks on every host."""
-    call = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", "run", *words]
-    salloc = ["salloc", "--quiet", "-N", str(nodes), "--ntasks-per-node=2"]
+    return mpicoll(lab, "run", *words, nodes=nodes, tasks=2)
+
+
+def mpicoll(lab, *words, nodes, tasks):
+    """A command of ours inside an allocation of so many tasks on every host."""
+    call = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", *words]
+    salloc = ["salloc", "--quiet", "-N", str(nodes), f"--ntasks-per-node={tasks}"]
     done = subprocess.run([*salloc, *call], env=lab, capture_output=True, text=True, timeout=300, cwd=ROOT)
     print(done.stdout, done.stderr)
     return done
@@ -52,3 +58,15 @@ def test_a_failing_rank_ends_all_hosts(lab, tmp_path):
     )
     done = run(lab, script)
     assert done.returncode != 0 and "ValueError: one rank fails" in done.stderr
+
+
+def test_steps_between_hosts_are_measured(lab, tmp_path):
+    small = ["--seconds", "0.001", "--bucket-mb", "0.25", "--iters", "2", "--launches", "1", "--threads", "1"]
+    asked = ["bench-step", "overlap", "-n", "2", *small, "-w", tmp_path / "kept.json"]
+    assert mpicoll(lab, *asked, nodes=2, tasks=1).returncode == 0
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert kept["machine"]["hosts"] == kept["machine"]["ranks"] == 2
+    (line,) = kept["launches"][0]["lines"]
+    assert set(line["samples"]) == {"compute", "comm", "comm at once", "blocking", "overlapped"}
+    assert all(len(samples) == 2 and min(samples) > 0 for samples in line["samples"].values())
+    assert set(line["wrong"].values()) == {0}
