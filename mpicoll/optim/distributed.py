@@ -37,7 +37,7 @@ class DistributedOptimizer:
     Parameters
     ----------
     optimizer
-        What makes the steps: `SGD`, `Adam`, ..., or anything with `params`, `step(gradients)`, `lr`.
+        What makes the steps: `SGD`, `Adam`, ..., or anything with `params`, `step(gradients)`, `lr`, `steps`.
     comm
         The ranks, each with a replica of the parameters (`broadcast_parameters`).
     op
@@ -234,7 +234,7 @@ class DistributedOptimizer:
     def _reset(self) -> None:
         self._synchronized = False
         self._passes.reset()
-        self._reducer.reset()
+        self._reducer.reset(self.steps)
 
     @property
     def lr(self) -> float:
@@ -268,7 +268,7 @@ class DistributedOptimizer:
 
     @property
     def sent_share(self) -> float:
-        """Bytes that a rank sends for its gradients, as a share of what it would without compression."""
+        """Bytes that a rank sends for its gradients in a compressed step, as a share of all of them."""
         return self._reducer.sent_share
 
     def free(self) -> None:

@@ -38,9 +38,11 @@ class Exchange(ABC):
         The bucket's memory: a rank's contribution before, the sum of all ranks' after.
     sent : int
         Bytes that a rank sends at each run, where the collectives send as little as possible.
+    step : int
+        Steps that the optimizer has taken before the next run.
     """
 
-    sent = 0
+    sent = step = 0
 
     def __init__(self, bucket: Flat, comm: Intracomm) -> None:
         self.flat: NDArray[Any] = bucket.flat
@@ -97,24 +99,22 @@ class Delayed(Exchange):
     ----------
     exchange
         The other one, of the same bucket.
-    runs
-        How often it is summed as it is.
+    start
+        Steps before the first that it takes.
     """
 
-    def __init__(self, bucket: Flat, comm: Intracomm, exchange: Exchange, runs: int) -> None:
+    def __init__(self, bucket: Flat, comm: Intracomm, exchange: Exchange, start: int) -> None:
         super().__init__(bucket, comm)
-        self.plain, self.exchange, self.sent = Plain(bucket, comm), exchange, exchange.sent
-        self.left = np.array([runs])
+        self.plain, self.exchange, self.start = Plain(bucket, comm), exchange, start
+        self.sent = exchange.sent
 
     def run(self, call: Call) -> Iterator[MPI.Request | None]:
         """Run the one whose turn it is."""
-        plainly = self.left[0] > 0
-        self.left -= plainly
-        yield from (self.plain if plainly else self.exchange).run(call)
+        yield from (self.plain if self.step < self.start else self.exchange).run(call)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the other one's memory, and how many runs are left before it."""
-        return {**self.exchange.state(), "left": self.left}
+        """Return the other one's memory."""
+        return self.exchange.state()
 
 
 class _Half(Compression):

@@ -63,8 +63,10 @@ class Reducer:
         self._runs: list[tuple[Iterator[Any], Any]] = []
         self.reset()
 
-    def reset(self) -> None:
-        """Begin anew: no gradient is complete."""
+    def reset(self, step: int = 0) -> None:
+        """Begin anew, after so many steps: no gradient is complete."""
+        for exchange in self.exchanges:
+            exchange.step = step
         self._missing = [len(bucket) for bucket in self.gradients.buckets]
 
     @property

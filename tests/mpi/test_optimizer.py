@@ -230,13 +230,14 @@ def test_nothing_is_lost_only_late(comm, compression):
     np.testing.assert_allclose(got + owed, given, atol=1e-3)
 
 
-def test_compression_that_begins_late_goes_on_from_its_memory(comm):
+def test_compression_begins_at_a_step_of_the_optimizers_and_goes_on_from_its_memory(comm):
     random = np.random.default_rng(comm.rank)
     contributions = random.standard_normal((6, 40)).astype(np.float32)
 
     def run(first, last, memory=None):
         params = {"a": np.zeros(40, np.float32)}
         optimizer = DistributedOptimizer(SGD(params, 1.0), comm, compression=TopK(0.1, start=2))
+        optimizer.load_state_dict({**optimizer.state_dict(), "steps": first})
         for name, array in (memory or {}).items():
             optimizer.local_state()[name][...] = array
         for row in contributions[first:last]:
@@ -244,8 +245,10 @@ def test_compression_that_begins_late_goes_on_from_its_memory(comm):
             optimizer.step()
         return params["a"], {name: array.copy() for name, array in optimizer.local_state().items()}
 
-    begun, memory = run(0, 3)
-    np.testing.assert_allclose(begun + run(3, 6, memory)[0], run(0, 6)[0], atol=1e-6)
+    whole = run(0, 6)[0]
+    for end in 1, 3:  # before the first compressed step and after it
+        begun, memory = run(0, end)
+        np.testing.assert_allclose(begun + run(end, 6, memory)[0], whole, atol=1e-6)
     exact = contributions[:2].copy()
     comm.Allreduce(MPI.IN_PLACE, exact)
     np.testing.assert_allclose(run(0, 2)[0], -exact.sum(axis=0) / comm.size, rtol=1e-4, atol=1e-6)
