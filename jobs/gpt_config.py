@@ -81,6 +81,7 @@ class Communication:
     compression: str = one_of("none", "none", "fp16", "bf16", "int8", "topk", "powersgd")
     ratio: float | None = setting(None, "a number above 0, up to 1", lambda v: number(v) and 0 < v <= 1)
     rank: int | None = whole(None)
+    start: int | None = whole(None, 0)
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ OWN = {  # settings that only some choices have: section.key -> who chooses, and
     "optimizer.nesterov": ("name", ("lars", "sgd")),
     "communication.ratio": ("compression", ("topk",)),
     "communication.rank": ("compression", ("powersgd",)),
+    "communication.start": ("compression", ("int8", "topk", "powersgd")),
     "precision.loss_scale": ("dtype", ("float16", "bfloat16")),
 }
 
@@ -184,6 +186,8 @@ def _contradictions(config: Config, ranks: int) -> Iterator[str]:
     if training.batch // ranks < training.passes:
         each = training.batch // ranks
         yield f"training.passes = {training.passes}, but a rank has only {each} sequences per step"
+    if (start := config.communication.start) and start >= training.steps:
+        yield f"communication.start = {start}, but training.steps = {training.steps}"
     if config.checkpoint.every and config.checkpoint.every > training.steps:
         yield f"checkpoint.every = {config.checkpoint.every}, but training.steps = {training.steps}"
     if trace and not trace[0] <= trace[1] <= training.steps:

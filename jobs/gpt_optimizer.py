@@ -35,7 +35,7 @@ COMPRESSIONS: dict[str, Any] = {"fp16": FP16, "bf16": BF16, "int8": Int8, "topk"
 def make_optimizer(config: Config, model: GPT, comm: mpicoll.Intracomm) -> DistributedOptimizer:
     """Make the optimizer of the replicas on `comm`; with 2-byte parameters, round the model's to them."""
     travel, dtype = config.communication, config.precision.dtype
-    sizes = {key: value for key in ("ratio", "rank") if (value := getattr(travel, key)) is not None}
+    sizes = {key: value for key in ("ratio", "rank", "start") if (value := getattr(travel, key)) is not None}
     compression = None if travel.compression == "none" else COMPRESSIONS[travel.compression](**sizes)
     if dtype == "float32":
         optimizer = _optimizer(config, model.params)
@@ -59,6 +59,12 @@ def loss_scale(optimizer: DistributedOptimizer) -> float:
     """Return what the loss has to be multiplied by."""
     inner = optimizer.optimizer
     return inner.scale if isinstance(inner, MixedPrecision) else 1.0
+
+
+def sent_share(config: Config, optimizer: DistributedOptimizer) -> float:
+    """Return the share of the gradients' bytes that a whole run sends, its uncompressed start included."""
+    plain = (config.communication.start or 0) / config.training.steps
+    return plain + (1 - plain) * optimizer.sent_share
 
 
 def update(model: GPT, optimizer: DistributedOptimizer, clip: float) -> None:

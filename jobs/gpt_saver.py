@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt import GPT
 from gpt_config import Config
-from train_text import Curve
+from report import Curve
 
 import mpicoll
 from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard

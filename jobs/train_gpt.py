@@ -9,8 +9,6 @@ Dropout included, the run is the same on any number of ranks but for the roundin
 
 from __future__ import annotations
 
-import hashlib
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -20,24 +18,24 @@ import gpt_config
 import numpy as np
 from gpt import GPT
 from gpt_config import Config
-from gpt_optimizer import loss_scale, make_optimizer, update
+from gpt_optimizer import loss_scale, make_optimizer, sent_share, update
 from gpt_saver import Saver
 from mpi4py import MPI
 from ngram import entropy
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from settings import ConfigError
-from train_text import (
-    CACHE,
+from report import (
     Curve,
     Report,
-    Settings,
-    failing_together,
-    open_data,
-    start,
+    bar,
+    check_alike,
+    check_finite,
+    conclude,
+    show_text,
     terminal_console,
     write_curve,
 )
+from rich.progress import Progress
+from settings import ConfigError
+from train_text import CACHE, failing_together, open_data, start
 
 import mpicoll
 from mpicoll.checkpoint import CheckpointError
@@ -102,11 +100,7 @@ def train(
         curve.communicating += time.perf_counter() - before
         timeline.look()
         curve.loss.append(float(optimizer.metrics["loss"]))
-        if not math.isfinite(curve.loss[-1]):
-            problem = (
-                f"the loss is {curve.loss[-1]} at step {step}; try optimizer.lr below {config.optimizer.lr:g}"
-            )
-            raise click.ClickException(problem)  # on every rank: all have the same loss
+        check_finite(curve.loss[-1], step, remedy(config))
         with timeline.span("update", step=step):
             update(model, optimizer, config.optimizer.clip)
         if step in evaluations:
@@ -120,9 +114,9 @@ def train(
     return model, curve, optimizer
 
 
-def evaluate(model: GPT, text: np.ndarray, comm: mpicoll.Intracomm) -> float:
+def evaluate(model: GPT, text: np.ndarray, comm: mpicoll.Intracomm, count: int = SEQUENCES) -> float:
     """Return the mean loss on sequences spread evenly over `text`, every rank computing its part of them."""
-    count = min(SEQUENCES, len(text) - model.context)
+    count = min(count, len(text) - model.context)
     starts = np.linspace(0, len(text) - model.context - 1, count, dtype=int)
     windows = text[starts[part(count, comm.rank, comm.size), None] + np.arange(model.context + 1)]
     total = np.zeros(1)
@@ -178,15 +172,13 @@ def main(config: Path | None, changes: tuple[str, ...], resume: bool, check: boo
     out = Path(wanted.output.folder)
     with failing_together(comm):
         out.mkdir(parents=True, exist_ok=True)
-    bar = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bar(console) as progress:
         text, held_out, checksum = read_text(comm, wanted, progress)
-    tokens = Settings(steps=wanted.training.steps, batch=wanted.training.batch * wanted.model.context)
     timeline = Timeline(comm)
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bar(console) as progress:
         try:
             saver = Saver(comm, wanted, checksum, resume) if wanted.checkpoint.every or resume else None
-            report = Report(tokens, progress)
+            report = Report(wanted.training.steps, wanted.training.batch * wanted.model.context, progress)
             model, curve, optimizer = train(
                 comm, text, held_out, wanted, report=report, saver=saver, timeline=timeline
             )
@@ -199,39 +191,24 @@ def main(config: Path | None, changes: tuple[str, ...], resume: bool, check: boo
         with failing_together(comm):
             timeline.write(out / "trace.json")
         console.print(f"timeline: {out / 'trace.json'} (open it in ui.perfetto.dev)")
-    digests = comm.allgather(hashlib.sha256(model.params.flat).hexdigest()[:16])
-    if check:
-        console.print(f"parameters on ranks 0 to {comm.size - 1}: {' '.join(digests)}")
-    if len(set(digests)) > 1:
-        raise click.ClickException(f"the ranks' parameters differ: {' '.join(digests)}")
+    check_alike(comm, console, model.params.flat, check)
+    unigram, done = min(entropy(text), entropy(held_out)), len(curve.loss)
     if comm.rank == 0:
-        tell(console, wanted, model, curve, optimizer, min(entropy(text), entropy(held_out)))
-
-
-def tell(
-    console: Console,
-    config: Config,
-    model: GPT,
-    curve: Curve,
-    optimizer: DistributedOptimizer,
-    unigram: float,
-) -> None:
-    """Show a sample and what became of the run, and write its curve; rank 0 only."""
-    out = Path(config.output.folder)
-    if len(curve.loss) == config.training.steps:
-        sample = model.sample(config.output.prompt.encode(), config.output.sample, config.training.seed)
-        shown = sample.decode(errors="replace")
-        console.print("".join(char if char.isprintable() or char == "\n" else "?" for char in shown))
-    console.print(f"loss curve: {write_curve(out, curve, unigram, config.output.plot)}")
-    if len(curve.loss) < config.training.steps:
-        console.print(f"stopped at step {len(curve.loss)}, as the job ends; --resume goes on")
+        if done == wanted.training.steps:
+            prompt = wanted.output.prompt.encode()
+            show_text(console, model.sample(prompt, wanted.output.sample, wanted.training.seed))
+        console.print(f"loss curve: {write_curve(out, curve, unigram, wanted.output.plot)}")
+    if done < wanted.training.steps:
+        console.print(f"stopped at step {done}, as the job ends; --resume goes on")
         return
-    final, share = curve.validation[config.training.steps], curve.communicating / curve.seconds
-    console.print(
-        f"{model.params.flat.size} parameters, {optimizer.sent_share:.1%} of their gradients' bytes sent: "
-        f"validation loss {final:.4f} nats per byte, unigram entropy {unigram:.4f}, "
-        f"gain {unigram - final:.4f}; {curve.seconds:.1f} s, {share:.0%} of it communicating"
-    )
+    share = sent_share(wanted, optimizer)
+    about = f"{model.params.flat.size} parameters, {share:.1%} of their gradients' bytes sent: "
+    conclude(console, curve, unigram, remedy(wanted), about)
+
+
+def remedy(config: Config) -> str:
+    """Say what to do about a loss that is too high."""
+    return f"optimizer.lr below {config.optimizer.lr:g}"
 
 
 if __name__ == "__main__":

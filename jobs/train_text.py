@@ -9,8 +9,6 @@ the run is the same on 1, 2, 3 or 4 ranks, but for the rounding of sums taken in
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import math
 import os
 import platform
@@ -18,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +24,26 @@ import click
 import numpy as np
 from mpi4py import MPI
 from ngram import Model, entropy
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from report import (
+    Curve,
+    Report,
+    bar,
+    check_alike,
+    check_finite,
+    conclude,
+    show_text,
+    terminal_console,
+    write_curve,
+)
+from rich.progress import Progress
 
 import mpicoll
 from mpicoll.buckets import Buckets
-from mpicoll.data import DataError, TextData, pack_text, replacing, stdlib_sources
+from mpicoll.data import DataError, TextData, pack_text, stdlib_sources
 from mpicoll.optim import Adam, broadcast_parameters
 from mpicoll.sampler import Sampler, part
 
 ROWS = 2048  # rows evaluated at once: the hidden layer of so many stays in cache
-LINE_EVERY = 5.0  # seconds between lines where there is no terminal to draw a bar on
 
 
 @dataclass(frozen=True)
@@ -51,15 +58,10 @@ class Settings:
     lr: float = 6e-3
     seed: int = 1
 
-
-@dataclass
-class Curve:
-    """What the run has measured so far."""
-
-    loss: list[float] = field(default_factory=list)
-    validation: dict[int, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    communicating: float = 0.0
+    @property
+    def remedy(self) -> str:
+        """What to do about a loss that is too high."""
+        return f"--lr below {self.lr:g}"
 
 
 @np.errstate(all="ignore")  # of what overflows, the loss tells
@@ -93,9 +95,7 @@ def train(
         gradients.average()
         curve.communicating += time.perf_counter() - before
         curve.loss.append(float(gradients["loss"][0]))
-        if not math.isfinite(curve.loss[-1]):
-            problem = f"the loss is {curve.loss[-1]} at step {step}; try --lr below {settings.lr:g}"
-            raise click.ClickException(problem)  # on every rank: all have the same loss
+        check_finite(curve.loss[-1], step, settings.remedy)
         optimizer.lr = settings.lr * rate(step / settings.steps)
         optimizer.step(gradients)
         if step in evaluations:
@@ -130,6 +130,8 @@ def open_data(
     path = data or cache / f"{kind}stdlib-{platform.python_version()}.h5"
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     with failing_together(comm):
+        if data and data.is_dir():
+            raise DataError(f"{data}: a directory; expected a file made with mpicoll.data.pack_text")
         if node.rank == 0 and not data and not path.exists():
             progress.console.print(f"packing Python's standard library into {path}")
             pack_text(stdlib_sources()[:files], path, progress=progress if comm.rank == 0 else None)
@@ -153,68 +155,6 @@ def failing_together(comm: mpicoll.Intracomm) -> Iterator[None]:
     problems = [problem for problem in comm.allgather(problem) if problem]
     if problems:
         raise click.ClickException(problems[0])
-
-
-class Report:
-    """Shows how the run is doing: a bar on a terminal, else a line every few seconds; rank 0 only."""
-
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self.settings, self.progress, self.console = settings, progress, progress.console
-        self.task = progress.add_task("", total=settings.steps)
-        self.last = time.perf_counter()
-
-    def __call__(self, step: int, curve: Curve) -> None:
-        """Show the state after a step, unless the last one shown is too recent."""
-        pause = 0.1 if self.console.is_terminal else LINE_EVERY
-        if time.perf_counter() - self.last < pause and step < self.settings.steps:
-            return
-        self.last = time.perf_counter()
-        recent = curve.loss[-50:]
-        held_out = f"{list(curve.validation.values())[-1]:.3f}" if curve.validation else "-"
-        line = (
-            f"loss {sum(recent) / len(recent):.3f}  validation {held_out}  "
-            f"{step * self.settings.batch / curve.seconds / 1e3:.0f}k tokens/s  "
-            f"communicating {curve.communicating / curve.seconds:.0%}"
-        )
-        self.progress.update(self.task, completed=step, description=line)
-        if not self.console.is_terminal:
-            self.console.print(f"step {step}/{self.settings.steps}  {line}")
-
-
-def terminal_console(rank: int) -> Console:
-    """Return a console that is silent on all ranks but 0, and draws only where somebody looks."""
-    # Open MPI gives each rank a terminal of its own; if nobody sits behind mpirun it has no width.
-    seen = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
-    told = "TTY_COMPATIBLE" in os.environ  # by `mpicoll run`, which knows: rich obeys it
-    terminal = None if told else seen
-    return Console(quiet=rank != 0, soft_wrap=True, highlight=False, markup=False, force_terminal=terminal)
-
-
-def write_curve(out: Path, curve: Curve, unigram: float, plot: bool) -> str:
-    """Write the loss curve as CSV, and as PNG where matplotlib is installed; say what was written."""
-    with replacing(out / "loss.csv") as temporary, temporary.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["step", "loss", "validation"])
-        for step, loss in enumerate(curve.loss, 1):
-            rows.writerow([step, f"{loss:.6f}", curve.validation.get(step, "")])
-    if not plot:
-        return str(out / "loss.csv")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return (
-            f"{out / 'loss.csv'} (no picture: matplotlib is not installed; mpicoll's extra 'plot' brings it)"
-        )
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(range(1, len(curve.loss) + 1), curve.loss, linewidth=0.5, alpha=0.6, label="training batch")
-    axes.plot(list(curve.validation), list(curve.validation.values()), "o-", label="validation")
-    axes.axhline(unigram, linestyle="--", color="grey", label="unigram entropy")
-    axes.set(xlabel="step", ylabel="loss (nats per byte)", ylim=(0, None))
-    axes.legend()
-    with replacing(out / "loss.png") as temporary:
-        figure.savefig(temporary, dpi=150)
-    return f"{out / 'loss.png'} and {out / 'loss.csv'}"
 
 
 DEFAULT = Settings()
@@ -245,10 +185,9 @@ def main(
     """Train a byte-level n-gram model on Python's standard library, on as many ranks as there are."""
     comm, settings = mpicoll.Intracomm(MPI.COMM_WORLD), Settings(**options)
     console = terminal_console(comm.rank)
-    bar = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
     with failing_together(comm):
         out.mkdir(parents=True, exist_ok=True)
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bar(console) as progress:
         text = open_data(comm, data, cache, files, progress)
     with failing_together(comm), text:
         train_part, held_out = (text[where] for where in text.split())
@@ -257,24 +196,16 @@ def main(
     megabytes = (len(train_part) + len(held_out)) / 1e6
     console.print(f"{comm.size} {'ranks' if comm.size > 1 else 'rank'}, {megabytes:.1f} MB: {text.source}")
     unigram = min(entropy(train_part), entropy(held_out))
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
-        model, curve = train(comm, train_part, held_out, settings, Report(settings, progress))
+    with bar(console) as progress:
+        model, curve = train(
+            comm, train_part, held_out, settings, Report(settings.steps, settings.batch, progress)
+        )
 
-    digests = comm.allgather(hashlib.sha256(model.params.flat).hexdigest()[:16])
-    if check:
-        console.print(f"parameters on ranks 0 to {comm.size - 1}: {' '.join(digests)}")
-    if len(set(digests)) > 1:
-        raise click.ClickException(f"the ranks' parameters differ: {' '.join(digests)}")
+    check_alike(comm, console, model.params.flat, check)
     if comm.rank == 0:
-        sample = model.sample(b"def ", 400, settings.seed).decode(errors="replace")
-        console.print("".join(char if char.isprintable() or char == "\n" else "?" for char in sample))
+        show_text(console, model.sample(b"def ", 400, settings.seed))
         console.print(f"loss curve: {write_curve(out, curve, unigram, plot)}")
-    final = curve.validation[settings.steps]
-    console.print(
-        f"validation loss {final:.4f} nats per byte, unigram entropy {unigram:.4f}, "
-        f"gain {unigram - final:.4f}; {curve.seconds:.1f} s, {curve.communicating / curve.seconds:.0%} of it "
-        f"communicating"
-    )
+    conclude(console, curve, unigram, settings.remedy)
 
 
 def start(command: click.Command = main) -> None:

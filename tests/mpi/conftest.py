@@ -9,6 +9,7 @@ vain for another, ends the job with every rank's Python stack on stderr.
 """
 
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import mpi4py
 import numpy as np
@@ -27,6 +29,7 @@ import mpicoll
 
 LIMIT = float(os.environ.get("MPICOLL_TEST_LIMIT", 120))  # seconds a test may take
 PATIENCE = 15  # seconds a rank that failed waits for the others to end the test too
+JOBS = Path(__file__).parents[2] / "jobs"
 OUTCOMES = ("passed", "skipped", "failed")
 
 WORLD = MPI.COMM_WORLD
@@ -195,3 +198,46 @@ def world():
 def comm():
     """Our communicator of all ranks, shared by all tests: leave it as you found it."""
     return mpicoll.Intracomm(WORLD)
+
+
+@pytest.fixture
+def alone():
+    """Our communicator of this rank only."""
+    comm = mpicoll.Intracomm(MPI.COMM_SELF.Dup())
+    yield comm
+    comm.Free()
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    yield Path(comm.bcast(str(tmp_path)))
+    comm.Barrier()
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """What imports a module of the jobs."""
+    monkeypatch.syspath_prepend(str(JOBS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def run(job, monkeypatch):
+    """What runs a job as its command line would, on the ranks of this test."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        job("train_text").start(job(name).main)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def text():
+    """A text to train on and one to hold out, of a language of 80 words."""
+    random = np.random.default_rng(11)
+    words = [bytes(random.integers(97, 123, random.integers(2, 8), np.uint8)) for _ in range(80)]
+    spoken = b" ".join(words[k] for k in (80 * random.random(8000) ** 3).astype(int))
+    spoken = np.frombuffer(spoken, np.uint8)
+    return spoken[:20_000], spoken[20_000:24_000]

@@ -1,24 +1,17 @@
 """The GPT trains to the same curve on any number of ranks, goes on after an end, and says what is wrong."""
 
 import csv
-import hashlib
-import importlib
 import json
 import signal
-import sys
-from pathlib import Path
 
 import click
 import numpy as np
 import pytest
-from mpi4py import MPI
+from mlp import same_bits
 
 import mpicoll
 from mpicoll.data import pack_text
 
-JOBS = Path(__file__).parents[2] / "jobs"
-TEXT = np.frombuffer(b"".join(sorted(path.read_bytes() for path in JOBS.glob("train_*.py"))), np.uint8)
-TRAIN, REST = TEXT[:20_000], TEXT[20_000:]
 SMALL = [
     "model.layers=1",
     "model.heads=2",
@@ -32,34 +25,15 @@ SMALL = [
 
 
 @pytest.fixture
-def job(monkeypatch):
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def train(job):
+def train(job, text):
     """Train a small GPT with some settings changed."""
 
     def train(comm, *changes, **others):
         config = job("gpt_config").load(None, [*SMALL, *changes], comm.size)
-        model, curve, optimizer = job("train_gpt").train(comm, TRAIN, REST, config, **others)
+        model, curve, optimizer = job("train_gpt").train(comm, *text, config, **others)
         return model, curve
 
     return train
-
-
-@pytest.fixture
-def alone():
-    comm = mpicoll.Intracomm(MPI.COMM_SELF.Dup())
-    yield comm
-    comm.Free()
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    yield Path(comm.bcast(str(tmp_path)))
-    comm.Barrier()
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +47,6 @@ def plain(comm, train, known):
     if not known:
         known["plain"] = train(comm)
     return known["plain"]
-
-
-def same_bits(comm, array):
-    return len(set(comm.allgather(hashlib.sha256(array).hexdigest()))) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,6 +117,8 @@ def savers(comm, job, folder):
     [
         (),
         ("communication.compression=int8", "model.dropout=0.1"),
+        ("communication.compression=powersgd", "communication.rank=2", "communication.start=4"),
+        ("communication.compression=topk", "communication.start=12"),  # the checkpoint is of step 10
         ("precision.dtype=float16", "precision.loss_scale=64"),
     ],
 )
@@ -191,18 +163,11 @@ def test_a_job_about_to_end_saves_and_stops_on_all_ranks_together(
     assert np.array_equal(model.params.flat, whole.params.flat) and curve.loss == whole_curve.loss
 
 
-def run(job, monkeypatch, *arguments):
-    """Run the program as its command line would, on the ranks of this test."""
-    monkeypatch.setattr(sys, "argv", ["train_gpt.py", *map(str, arguments)])
-    module = job("train_gpt")
-    module.start(module.main)
-
-
 def settings(*changes):
     return [word for change in (*SMALL, *changes) for word in ("--set", change)]
 
 
-def test_the_program_writes_curve_sample_timeline_and_checkpoints(comm, job, folder, capfd, monkeypatch):
+def test_the_program_writes_curve_sample_timeline_and_checkpoints(comm, run, folder, capfd):
     changes = settings(
         f"data.cache={folder / 'cache'}",
         "data.files=4",
@@ -212,9 +177,9 @@ def test_the_program_writes_curve_sample_timeline_and_checkpoints(comm, job, fol
         "output.plot=false",
         "checkpoint.every=12",
     )
-    run(job, monkeypatch, *changes, "--check")
+    run("train_gpt", *changes, "--check")
     shown = capfd.readouterr().out
-    run(job, monkeypatch, *changes, "--resume", "--set", "training.steps=30")
+    run("train_gpt", *changes, "--resume", "--set", "training.steps=30")
     comm.Barrier()
     if comm.rank:
         assert shown == ""
@@ -271,29 +236,49 @@ def too_short(folder):
         (lambda folder: settings("data.file=absent.h5"), 1, "absent.h5: no such file"),
     ],
 )
-def test_what_is_wrong_ends_all_ranks_with_one_message(
-    comm, job, folder, capfd, monkeypatch, make, code, message
-):
+def test_what_is_wrong_ends_all_ranks_with_one_message(comm, run, folder, capfd, make, code, message):
     arguments = comm.bcast(make(folder) if comm.rank == 0 else None)
     with pytest.raises(SystemExit) as end:
-        run(job, monkeypatch, *arguments, "--set", f"output.folder={folder / 'out'}")
+        run("train_gpt", *arguments, "--set", f"output.folder={folder / 'out'}")
     assert end.value.code == code
     error = capfd.readouterr().err
     assert (error.count("Error: ") == 1 and message in error) if comm.rank == 0 else error == ""
 
 
-def test_checkpoints_of_another_model_are_refused_and_kept(comm, job, folder, capfd, monkeypatch):
+def test_checkpoints_of_another_model_are_refused_and_kept(comm, run, folder, capfd):
     here = [f"data.cache={folder / 'cache'}", "data.files=4", f"output.folder={folder / 'out'}"]
     small = settings(*here, "output.sample=0", "output.plot=false", "checkpoint.every=24")
-    run(job, monkeypatch, *small)
+    run("train_gpt", *small)
     comm.Barrier()
     before = sorted(path.name for path in (folder / "out" / "checkpoints").iterdir())
     capfd.readouterr()
     for words, message in ("--resume", "of another model"), ("--check", "checkpoints of an earlier run"):
         with pytest.raises(SystemExit) as end:
-            run(job, monkeypatch, *small, words, "--set", "model.width=8")
+            run("train_gpt", *small, words, "--set", "model.width=8")
         assert end.value.code == 1
         error = capfd.readouterr().err
         assert message in error if comm.rank == 0 else error == ""
     comm.Barrier()
     assert sorted(path.name for path in (folder / "out" / "checkpoints").iterdir()) == before
+
+
+def test_settings_are_compared_with_the_first(comm, run, folder, capfd):
+    runs = "communication.compression=none", "communication.compression=topk communication.start=12"
+    named = [word for settings in runs for word in ("--run", settings)]
+    common = settings(f"data.cache={folder / 'cache'}", "data.files=4")
+    run("compare_gpt", *common, *named, "--sequences", 40, "--keep", folder / "kept.json")
+    shown = capfd.readouterr().out
+    comm.Barrier()
+    kept = json.loads((folder / "kept.json").read_text())
+    assert kept["ranks"] == comm.size and list(kept["results"]) == list(runs)
+    first, second = kept["results"].values()
+    sent = 1 if comm.size == 1 else 0.5 + 0.5 * second["compressed"] / first["sent"]
+    assert second["sent"] == pytest.approx(sent * first["sent"])
+    more = second["loss"] / first["loss"] - 1
+    assert abs(more) < 0.1
+    rows = [line.split() for line in shown.splitlines() if line.startswith("communication.")]
+    assert [row[-3] for row in rows] == (["+0.00%", f"{more:+.2%}"] if comm.rank == 0 else [])
+    with pytest.raises(SystemExit):  # before anything is trained
+        run("compare_gpt", *common, *named, "--run", "model.widht=3")
+    error = capfd.readouterr()
+    assert error.out == "" and ("did you mean model.width?" in error.err) == (comm.rank == 0)

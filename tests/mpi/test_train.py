@@ -1,47 +1,27 @@
 """Data-parallel training is the training of one rank, shared out; and the program around it."""
 
 import csv
-import hashlib
-import importlib
 import sys
-from pathlib import Path
 
 import click
 import numpy as np
 import pytest
-from mpi4py import MPI
+from mlp import same_bits
 
-import mpicoll
 from mpicoll.buckets import Buckets, Flat
 from mpicoll.data import pack_text
 from mpicoll.optim import broadcast_parameters
 
-JOBS = Path(__file__).parents[2] / "jobs"
-TEXT = np.frombuffer((JOBS / "train_text.py").read_bytes() + (JOBS / "ngram.py").read_bytes(), np.uint8)
-PART = slice(0, 10_000), slice(10_000, None)
-
 
 @pytest.fixture
-def job(monkeypatch):
-    monkeypatch.syspath_prepend(str(JOBS))
-    return importlib.import_module("train_text")
+def train(job, text):
+    """Train a small model with some settings changed."""
 
+    def train(comm, **changes):
+        settings = {"context": 4, "embed": 8, "hidden": 16, **changes}
+        return job("train_text").train(comm, *text, job("train_text").Settings(**settings))
 
-@pytest.fixture
-def alone():
-    comm = mpicoll.Intracomm(MPI.COMM_SELF.Dup())
-    yield comm
-    comm.Free()
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    yield Path(comm.bcast(str(tmp_path)))
-    comm.Barrier()
-
-
-def same_bits(comm, array):
-    return len(set(comm.allgather(hashlib.sha256(array).hexdigest()))) == 1
+    return train
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -73,46 +53,36 @@ def test_gradients_are_averaged_in_place(comm, nbytes, dtype):
 @pytest.mark.parametrize(
     "batch", [120, 50, 2]
 )  # 50 does not divide by 3; with 2, ranks from the third on idle
-def test_the_curve_is_that_of_one_rank(comm, alone, job, batch):
-    settings = job.Settings(steps=60, batch=batch, context=4, embed=8, hidden=32)
-    model, curve = job.train(comm, TEXT[PART[0]], TEXT[PART[1]], settings)
-    lone_model, lone_curve = job.train(alone, TEXT[PART[0]], TEXT[PART[1]], settings)
+def test_the_curve_is_that_of_one_rank(comm, alone, train, batch):
+    model, curve = train(comm, steps=60, batch=batch, hidden=32)
+    lone_model, lone_curve = train(alone, steps=60, batch=batch, hidden=32)
     assert same_bits(comm, model.params.flat)
-    np.testing.assert_allclose(curve.loss, lone_curve.loss, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(curve.loss, lone_curve.loss, rtol=0, atol=1e-4)
     assert list(curve.validation) == list(lone_curve.validation)
     np.testing.assert_allclose(
-        list(curve.validation.values()), list(lone_curve.validation.values()), rtol=0, atol=2e-5
+        list(curve.validation.values()), list(lone_curve.validation.values()), rtol=0, atol=1e-4
     )
     np.testing.assert_allclose(model.params.flat, lone_model.params.flat, rtol=0, atol=2e-3)
     if batch == 120:
         assert curve.loss[-1] < curve.loss[0] - 1
 
 
-def test_the_same_run_gives_the_same_bits(comm, job):
-    settings = job.Settings(steps=15, batch=31, context=4, embed=8, hidden=16)
-    first, second = (job.train(comm, TEXT[PART[0]], TEXT[PART[1]], settings) for _ in range(2))
+def test_the_same_run_gives_the_same_bits(comm, train):
+    first, second = (train(comm, steps=15, batch=31) for _ in range(2))
     assert np.array_equal(first[0].params.flat, second[0].params.flat)
     assert first[1].loss == second[1].loss
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_naming_the_step(comm, job):
-    settings = job.Settings(steps=50, batch=8, context=4, embed=8, hidden=16, lr=1e30)
+def test_a_loss_that_is_not_finite_ends_the_run_naming_the_step(comm, train):
     with pytest.raises(
         click.ClickException, match=r"the loss is (nan|inf) at step \d; try --lr below 1e\+30"
     ):
-        job.train(comm, TEXT[PART[0]], TEXT[PART[1]], settings)
+        train(comm, steps=50, batch=8, lr=1e30)
 
 
-def run(job, monkeypatch, *arguments):
-    """Run the program as its command line would, on the ranks of this test."""
-    monkeypatch.setattr(sys, "argv", ["train_text.py", *map(str, arguments)])
-    job.start()
-
-
-def test_the_program_writes_curve_and_sample(comm, job, folder, capfd, monkeypatch):
+def test_the_program_writes_curve_and_sample(comm, run, folder, capfd):
     run(
-        job,
-        monkeypatch,
+        "train_text",
         "--steps",
         25,
         "--batch",
@@ -143,9 +113,9 @@ def test_the_program_writes_curve_and_sample(comm, job, folder, capfd, monkeypat
         assert (folder / "o" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_there_is_a_note(comm, job, folder, capfd, monkeypatch):
+def test_without_matplotlib_there_is_a_note(comm, run, folder, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run(job, monkeypatch, "--steps", 2, "--files", 4, "--cache", folder, "--out", folder)
+    run("train_text", "--steps", 2, "--files", 4, "--cache", folder, "--out", folder)
     assert ("matplotlib is not installed" in capfd.readouterr().out) == (comm.rank == 0)
     comm.Barrier()
     assert (folder / "loss.csv").exists() and not (folder / "loss.png").exists()
@@ -171,16 +141,28 @@ def blocked(folder):
     ("make", "message"),
     [
         (lambda folder: ("--data", folder / "absent.h5"), "absent.h5: no such file"),
+        (lambda folder: ("--data", folder), ": a directory; expected a file"),
         (damaged, "text.h5: not a readable HDF5 file"),
         (too_short, "are too few for a context of 8"),
         (blocked, "Not a directory"),
         (lambda folder: ("--steps", "many"), "'many' is not a valid integer"),
     ],
 )
-def test_bad_data_ends_all_ranks_with_one_message(comm, job, folder, capfd, monkeypatch, make, message):
+def test_bad_data_ends_all_ranks_with_one_message(comm, run, folder, capfd, make, message):
     arguments = comm.bcast(make(folder) if comm.rank == 0 else None)
     with pytest.raises(SystemExit) as end:
-        run(job, monkeypatch, "--out", folder / "out", *arguments)
+        run("train_text", "--out", folder / "out", *arguments)
     assert end.value.code == (2 if message.startswith("'many'") else 1)
     error = capfd.readouterr().err
     assert (error.count("Error: ") == 1 and message in error) if comm.rank == 0 else error == ""
+
+
+def test_a_run_that_ends_no_better_than_guessing_has_failed(comm, run, folder, capfd):
+    small = "--steps", 20, "--files", 4, "--cache", folder / "c", "--out", folder / "o", "--no-plot"
+    with pytest.raises(SystemExit) as end:
+        run("train_text", *small, "--lr", 1000)
+    shown = capfd.readouterr()
+    assert end.value.code == 1
+    message = "nats per byte, that of guessing ln 256 = 5.5452; try --lr below 1000\n"
+    assert shown.err.endswith(message) if comm.rank == 0 else shown.err == ""
+    assert "gain" not in shown.out and (comm.rank or (folder / "o" / "loss.csv").exists())

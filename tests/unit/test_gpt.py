@@ -141,6 +141,11 @@ def test_changes_replace_what_the_file_says(load, tmp_path):
             "communication.rank=3",
             "communication.rank is for powersgd, but communication.compression = 'none'",
         ),
+        ("communication.start=-1", "communication.start: expected a whole number of at least 0, got -1"),
+        (
+            "communication.start=9",
+            "communication.start is for int8 and topk and powersgd, but communication.compression = 'none'",
+        ),
         ("training.batch=2", "training.batch = 2 is too small for 3 ranks: each needs a sequence"),
         ("training.passes=11", "training.passes = 11, but a rank has only 10 sequences per step"),
         ("training.steps=5", "training.evaluations = 10, but training.steps = 5"),
@@ -163,6 +168,8 @@ def test_contradictions_of_several_keys(load, error):
         error, match="optimizer.betas is for adam and adamw and lamb, but optimizer.name = 'sgd'"
     ):
         load(None, [*sgd, "optimizer.betas=[0.9, 0.99]"])
+    with pytest.raises(error, match="communication.start = 1000, but training.steps = 1000"):
+        load(None, ["communication.compression=topk", "communication.start=1000"])
     with pytest.raises(
         error, match="data.file names a packed text; data.cache and data.files are for packing"
     ):
