@@ -11,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 HOSTS, CPUS, GPUS = 4, 64, 4  # so many as the example profiles in slurm/profiles ask for
+os.environ.setdefault("VENV_MPICH", str(HERE.parents[1] / ".venv-mpich"))  # `make cluster` makes it
 EXAMPLES = {"PARTITIONS": "compute gpu", "FEATURES": "cpu", "GPUTYPE": "a100"}
 
 

@@ -4,24 +4,28 @@ Needs root (network namespaces); `make cluster` runs it. The lab is described in
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 HOSTS = 4
+PYTHON = {"openmpi": sys.executable, "mpich": f"{os.environ['VENV_MPICH']}/bin/python"}
 
 
-def run(lab, *words, nodes=HOSTS):
+def run(lab, *words, nodes=HOSTS, mpi="openmpi"):
     """`mpicoll run` inside an allocation of 2 tasks on every host."""
-    return mpicoll(lab, "run", *words, nodes=nodes, tasks=2)
+    return mpicoll(lab, "run", *words, nodes=nodes, tasks=2, mpi=mpi)
 
 
-def mpicoll(lab, *words, nodes, tasks):
+def mpicoll(lab, *words, nodes, tasks, mpi="openmpi"):
     """A command of ours inside an allocation of so many tasks on every host."""
-    call = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", *words]
+    call = [PYTHON[mpi], "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", *words]
     salloc = ["salloc", "--quiet", "-N", str(nodes), f"--ntasks-per-node={tasks}"]
     done = subprocess.run([*salloc, *call], env=lab, capture_output=True, text=True, timeout=300, cwd=ROOT)
     print(done.stdout, done.stderr)
@@ -57,7 +61,25 @@ def test_a_failing_rank_ends_all_hosts(lab, tmp_path):
         "MPI.COMM_WORLD.Barrier()\n"
     )
     done = run(lab, script)
-    assert done.returncode != 0 and "ValueError: one rank fails" in done.stderr
+    assert done.returncode != 0 and done.stderr.count("rank 5 of 8: Traceback") == 1
+    assert "ValueError: one rank fails" in done.stderr
+
+
+@pytest.mark.parametrize("mpi", PYTHON)
+def test_an_error_of_all_hosts_is_told_once(lab, tmp_path, mpi):
+    script = tmp_path / "fail.py"
+    script.write_text("from mpi4py import MPI\nraise ValueError('all fail')\n")
+    done = run({**lab, "MPICOLL_FOLD": "2"}, script, mpi=mpi)
+    assert done.returncode != 0 and done.stderr.count("ValueError: all fail") == 1
+    assert "ranks 0-7 of 8: Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
+def test_mpich_from_pypi_starts_with_its_own_mpiexec_unless_asked(lab, launcher):
+    asked = [] if launcher == "mpiexec" else ["--launcher", launcher]
+    done = run(lab, *asked, "-m", "mpi4py.bench", "helloworld", nodes=2, mpi="mpich")
+    assert done.returncode == 0 and done.stdout.count("of 4 on n") == 4
+    assert ("(MPICH 5" in done.stderr) is (launcher == "mpiexec")
 
 
 def test_steps_between_hosts_are_measured(lab, tmp_path):

