@@ -11,6 +11,7 @@ import pytest
 
 from mpicoll import slurm
 from mpicoll.slurm import profile as profiles
+from mpicoll.slurm.network import SUPPORTED, device, network
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
@@ -103,6 +104,17 @@ def referenced(room):
 def test_every_public_name_of_the_training_layers_is_in_a_reference(room):
     names = set(import_module(f"mpicoll.{room}").__all__) - HANDED_OUT
     assert sorted(names - set(referenced(room))) == []
+
+
+def test_the_page_on_clusters_explains_what_the_batch_scripts_set():
+    page = (ROOT / "docs/clusters.md").read_text()
+    for interconnect, mpis in SUPPORTED.items():
+        site = {"interconnect": interconnect, "devices": "x", "gid_index": 3, "traffic_class": 106}
+        for mpi in mpis:
+            job = profiles.Profile(mpi=mpi, launcher="srun", pmi_library="/lib", gpus_per_node=1, **site)
+            for _, variables in network(job) + device(job):
+                for name in variables:
+                    assert f"`{name}" in page, f"{name}, for {mpi} on {interconnect}"
 
 
 def test_every_page_is_in_the_contents():
