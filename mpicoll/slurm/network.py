@@ -20,8 +20,8 @@ INTERCONNECTS = tuple(SUPPORTED)
 # How each MPI is told to use UCX, or OFI, and nothing else: better no job than one that crawls.
 UCX = {
     "openmpi": {"OMPI_MCA_pml": "ucx"},
-    "mpich": {"MPIR_CVAR_CH4_NETMOD": "ucx"},
-    "mvapich": {"MPIR_CVAR_CH4_NETMOD": "ucx"},
+    "mpich": {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_TLS": "^tcp"},  # UCX itself would fall back
+    "mvapich": {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_TLS": "^tcp"},
     "intel": {"I_MPI_FABRICS": "shm:ofi", "FI_PROVIDER": "mlx"},
 }
 OFI = {

@@ -220,6 +220,8 @@ def _contradictions(profile: Profile) -> None:
         raise ProfileError(
             f"mpi: no settings are known for {mpi} on {profile.interconnect}; known are {known}"
         )
+    if "," in (profile.devices or "") and profile.interconnect == "ethernet" and mpi != "openmpi":
+        raise ProfileError(f"devices: {mpi} takes one Ethernet interface, got {profile.devices!r}")
     if not profile.program or profile.program == ("-m",):
         raise ProfileError("program: expected a script, or -m and a module")
     if profile.gpu_type and not profile.gpus_per_node:

@@ -121,6 +121,7 @@ def test_control_characters_are_refused_everywhere(value):
         ({"mpi": "cray"}, "no settings are known for cray on ethernet"),
         ({"program": ()}, "program: expected a script"),
         ({"gpu_type": "a100"}, "asks for no GPUs"),
+        ({"mpi": "mpich", "devices": "eth0,eth1"}, "mpich takes one Ethernet interface"),
         ({"image": "/a.sif", "venv": "/v"}, "leave one of them out"),
         ({"output": "logs/%j.out"}, "folder might not exist"),
         ({"time": "banana"}, "time: 'banana'"),

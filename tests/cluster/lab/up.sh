@@ -141,7 +141,7 @@ cat > "$LAB/run/node.sh" <<NODE
 # node.sh nX: start one host, or start it again after it was killed
 mkdir -p -m 1777 $LAB/tmp/\$1
 IN=""; [ $MODE = net ] && IN="nsenter --net=/run/netns/$BR-\$1"
-exec \$IN unshare --uts --mount sh -ec "hostname \$1
+exec \$IN unshare --uts --mount --ipc sh -ec "hostname \$1
  # a read-only overlay on /etc, not a bind on the file: a rename of the machine's /etc/hosts would undo a bind
  mount -t overlay overlay -o lowerdir=$LAB/etc/over:/etc /etc 2>/dev/null || mount --bind $LAB/etc/over/hosts /etc/hosts
  mount -t tmpfs tmpfs /dev/shm
