@@ -5,27 +5,12 @@ The facts are what `mpicoll.cli.doctor.gather` collects; tests feed recorded one
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from mpicoll.cli import launcher
+from mpicoll.cli import fabric, gpus, launcher, pmi
+from mpicoll.cli.finding import Facts, Finding
 
-LEVELS = ("ok", "note", "warning", "error")
 SMALL_SHM = 1 << 28  # 256 MiB: 2 ranks' windows and the MPI's own segments
-Facts = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `cause` and `remedy` where something is not well."""
-
-    level: str
-    topic: str
-    text: str
-    cause: str = ""
-    remedy: str = ""
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -39,8 +24,9 @@ def diagnose(facts: Facts) -> list[Finding]:
         _threads,
         _shared_memory,
         _cores,
-        _network,
-        _slurm,
+        fabric.findings,
+        gpus.findings,
+        pmi.findings,
     )
     return [finding for room in rooms for finding in room(facts)]
 
@@ -212,41 +198,3 @@ def _cores(facts: Facts) -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", "BLAS threads", f"{name}={value} per rank")
-
-
-def _network(facts: Facts) -> Iterator[Finding]:
-    devices = facts["infiniband"]
-    yield Finding(
-        "ok", "network", f"InfiniBand or RoCE: {', '.join(devices)}" if devices else "no InfiniBand here"
-    )
-    if devices and facts["osc"] == "^ucx":
-        yield Finding(
-            "warning",
-            "network",
-            "OMPI_MCA_osc=^ucx is set on a machine with InfiniBand",
-            "it takes one-sided communication off the fast network",
-            "unset OMPI_MCA_osc here; it is for workstations only",
-        )
-
-
-def _slurm(facts: Facts) -> Iterator[Finding]:
-    slurm = facts["slurm"]
-    if not slurm or "error" in facts["loaded"]:
-        return
-    if not slurm["version"]:
-        yield Finding("note", "Slurm", "srun is installed, but no Slurm is configured")
-        return
-    offered = sorted(set(re.findall(r"\b(pmix\w*|pmi2|cray_shasta)\b", slurm["plugins"])))
-    loaded = launcher.library(facts["loaded"]["library"])
-    plugin = launcher.slurm_plugin(loaded, slurm["plugins"])
-    text = f"{slurm['version']}, srun --mpi= {' '.join(offered) or 'none'}"
-    if plugin:
-        yield Finding("ok", "Slurm", f"{text}; start ranks with srun --mpi={plugin}")
-    else:
-        yield Finding(
-            "warning",
-            "Slurm",
-            text,
-            f"srun has no plugin that {loaded} understands: it would start ranks that are each rank 0 of 1",
-            "use the MPI's own mpirun inside the job (mpicoll run does), or ask for Slurm's PMIx plugin",
-        )

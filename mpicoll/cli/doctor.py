@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from mpicoll import __version__
-from mpicoll.cli import diagnose, launcher, probe, run
+from mpicoll.cli import diagnose, fabric, gpus, launcher, pmi, probe, run
+from mpicoll.cli.finding import LEVELS, Finding
 from mpicoll.cli.launch import THREADS, Machine, prepare
 
 SINGLE = """
@@ -34,12 +35,16 @@ print(f"size={world.allreduce(1)};")
 MARKS = {"ok": ("+", "green"), "note": ("-", "dim"), "warning": ("!", "yellow"), "error": ("x", "bold red")}
 
 
+Launcher = tuple[str, launcher.Mpi, str | None]  # path, its MPI, srun's plugin
+
+
 def gather(path: str | None = None) -> dict[str, Any]:
     """Facts about this Python, the MPIs it could meet, and this machine."""
     loaded = probe.loaded()
     broken = "error" in loaded
     libmpi = None if broken else next(iter(loaded["libmpi"]), None)
     found = list(probe.launchers(libmpi, path=path))
+    chosen = None if broken else choose(loaded, libmpi)
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return {
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -49,13 +54,15 @@ def gather(path: str | None = None) -> dict[str, Any]:
         "libraries": probe.libraries(),
         "mpicc": shutil.which("mpicc", path=path),
         "launchers": [(str(where), mpi.name, mpi.version) for where, mpi in found],
-        "launch": {} if broken else try_launch(loaded, libmpi, path),
+        "chosen": (chosen[0], chosen[2]) if chosen else None,
+        "launch": {} if broken else try_launch(loaded, chosen, path),
         "init": None if broken else try_alone(),
         "shm": {"size": shm.total if shm else 0, "free": shm.free if shm else 0},
         "cores": {"physical": probe.cores(), "quota": probe.quota()},
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
-        "infiniband": probe.infiniband(),
-        "osc": os.environ.get("OMPI_MCA_osc"),
+        "fabric": fabric.examine(),
+        "gpus": gpus.examine(libmpi),
+        "pmi": pmi.examine(os.environ),
         "slurm": slurm(),
     }
 
@@ -87,21 +94,25 @@ def try_alone() -> dict[str, str]:
     return {"error": next(iter(err.strip().splitlines()), f"exit code {code}")}
 
 
-def try_launch(loaded: dict[str, Any], libmpi: str | None, path: str | None) -> dict[str, Any]:
+def choose(loaded: dict[str, Any], libmpi: str | None) -> Launcher | None:
+    """The launcher that `mpicoll run` takes; None where none fits, which the list of launchers tells."""
+    try:
+        return run.find(launcher.library(loaded["library"]), libmpi, Machine.here().allocation, None)
+    except click.ClickException:
+        return None
+
+
+def try_launch(loaded: dict[str, Any], chosen: Launcher | None, path: str | None) -> dict[str, Any]:
     """Start 2 ranks with the launcher `mpicoll run` takes and with the first mpirun on the PATH."""
     mpi, machine = launcher.library(loaded["library"]), Machine.here()
     program = [sys.executable, "-c", PAIR]
     environ = probe.unlaunched(os.environ)
-    chosen: list[tuple[str, launcher.Mpi, str | None]] = []
-    try:
-        chosen.append(run.find(mpi, libmpi, machine.allocation, None))
-    except click.ClickException:
-        pass  # that no launcher fits is told by the list of launchers
+    tried = [chosen] if chosen else []
     first = shutil.which("mpirun", path=path) or shutil.which("mpiexec", path=path)
-    if first and not any(same_file(first, other) for other, _, _ in chosen):
-        chosen.append((first, probe.identify(first), None))
+    if first and not (chosen and same_file(first, chosen[0])):
+        tried.append((first, probe.identify(first), None))
     results = {}
-    for where, starter, plugin in chosen:
+    for where, starter, plugin in tried:
         launch = prepare(
             where, starter, mpi, 2, program, machine, oversubscribe=True, threads=1, plugin=plugin
         )
@@ -118,15 +129,23 @@ def same_file(one: str, other: str) -> bool:
 
 
 def slurm() -> dict[str, str] | None:
-    """Slurm's version and the MPI plugins of its srun."""
+    """Slurm's version, the MPI plugins of its srun, and the one it takes by itself."""
     if shutil.which("srun") is None:
         return None
     code, version, _ = probe.output(["srun", "--version"])
-    plugins = probe.output(["srun", "--mpi=list"])
-    return {"version": version.strip() if code == 0 else "", "plugins": "".join(plugins[1:])}
+    plugins = "".join(probe.output(["srun", "--mpi=list"])[1:])
+    config = probe.output(["scontrol", "show", "config"])[1]
+    default = re.search(r"^MpiDefault\s*=\s*(\w+)", config, re.MULTILINE)
+    # inside a step this variable says what started it
+    chosen = None if "SLURM_STEP_ID" in os.environ else os.environ.get("SLURM_MPI_TYPE")
+    return {
+        "version": version.strip() if code == 0 else "",
+        "plugins": plugins,
+        "default": chosen or (default[1] if default else ""),
+    }
 
 
-def show(findings: list[diagnose.Finding]) -> None:
+def show(findings: list[Finding]) -> None:
     """Print findings; plain where the output is not a terminal."""
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
@@ -137,7 +156,7 @@ def show(findings: list[diagnose.Finding]) -> None:
         if finding.cause:
             console.print(Text(f"    cause   {finding.cause}"))
             console.print(Text(f"    remedy  {finding.remedy}"))
-    count = {level: sum(finding.level == level for finding in findings) for level in diagnose.LEVELS}
+    count = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     if count["error"]:
         console.print(Text(f"{count['error']} broken, {count['warning']} to look at", style="bold red"))
     else:
@@ -149,7 +168,7 @@ def show(findings: list[diagnose.Finding]) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print facts and findings as JSON.")
 def command(as_json: bool) -> None:
-    """Examine this machine: Python, mpi4py, MPI libraries, launchers, memory, cores.
+    """Examine this machine: Python, mpi4py, MPI libraries, launchers, memory, cores, networks, GPUs, Slurm.
 
     Starts MPI only in child processes with a time limit. The exit code is 1 where something is broken.
     """

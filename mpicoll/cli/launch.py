@@ -97,6 +97,8 @@ def prepare(
         launch.tell("the ranks' output goes to this terminal", settings)
     if loaded.name == "openmpi":
         _open_mpi_library(launch, machine, machine.cores / local)
+    if "SLURM_STEP_ID" in given:  # MPIs' own launchers start their daemons by srun
+        launch.tell("inside a step of the job: share its cores, or wait for ever", {"SLURM_OVERLAP": "1"})
     if starter.name == "openmpi":
         _mpirun(launch, machine, crowded, one_core=machine.cores <= local)
         launch.argv += ["-n", str(ranks)]
@@ -107,7 +109,6 @@ def prepare(
     elif starter.name == "slurm":
         launch.argv += ["-n", str(ranks), "--kill-on-bad-exit=1", f"--mpi={plugin}"]
         launch.argv += ["--overcommit"] * crowded
-        launch.argv += ["--overlap"] * ("SLURM_STEP_ID" in given)  # share this step's cores, or wait for ever
     else:
         launch.argv += ["-n", str(ranks)]
     launch.argv += command

@@ -63,7 +63,8 @@ def loaded(python: str = sys.executable) -> dict[str, Any]:
 
 def unlaunched(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an MPI launcher put there, so that a child is not taken for a rank."""
-    prefixes = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "HYDI_")
+    # SLURM_MPI_TYPE, left by srun, would give another MPI's daemons its plugin
+    prefixes = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "HYDI_", "SLURM_MPI_TYPE")
     return {
         name: value
         for name, value in environ.items()

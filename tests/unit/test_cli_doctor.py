@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from test_cli_run import CALL, OTHERS, environment, fake_launcher
 
-from mpicoll.cli import probe
+from mpicoll.cli import pmi, probe
 from mpicoll.cli.diagnose import diagnose
 
 GOOD = {
@@ -27,10 +27,29 @@ GOOD = {
     "shm": {"size": 8 << 30, "free": 8 << 30},
     "cores": {"physical": 4, "quota": None},
     "threads": {},
-    "infiniband": [],
-    "osc": None,
+    "fabric": {
+        "ports": [],
+        "closed": [],
+        "memlock": 1 << 16,
+        "slingshot": [],
+        "gid": None,
+        "osc": None,
+    },
+    "gpus": {
+        "found": [],
+        "trouble": "",
+        "cuda": None,
+        "cupy": {},
+        "tried": None,
+        "aware": None,
+        "environ": {},
+    },
+    "chosen": ("/venv/bin/mpirun", None),
+    "pmi": {"interface": None},
     "slurm": None,
 }
+
+SLURM = {"version": "slurm 24.11", "plugins": "MPI plugin types are...\n\tpmix\n\tpmix_v4", "default": "pmix"}
 
 
 def troubles(**changed):
@@ -74,8 +93,7 @@ MPICH_ONLY = [("/usr/bin/mpirun", "mpich", "4.0.2")]
         ({"shm": {"size": 64 << 20, "free": 64 << 20}}, "warning", "shared memory", "64 MiB"),
         ({"cores": {"physical": 8, "quota": 2.0}}, "warning", "cores", "2 CPUs of 8"),
         ({"threads": {"OMP_NUM_THREADS": "64"}}, "warning", "BLAS threads", "64"),
-        ({"infiniband": ["mlx5_0"], "osc": "^ucx"}, "warning", "network", "osc"),
-        ({"slurm": {"version": "slurm 24.11", "plugins": "none pmi2"}}, "warning", "Slurm", "24.11"),
+        ({"slurm": {**SLURM, "plugins": "none pmi2"}}, "warning", "Slurm", "24.11"),
     ],
 )
 def test_each_trouble_has_a_cause_and_a_remedy(changed, level, topic, words):
@@ -83,16 +101,53 @@ def test_each_trouble_has_a_cause_and_a_remedy(changed, level, topic, words):
     assert words in found.text and found.cause and found.remedy
 
 
-def test_slurm_with_the_right_plugin():
-    facts = {
-        **GOOD,
-        "slurm": {"version": "slurm 24.11", "plugins": "MPI plugin types are...\n\tpmix\n\tpmix_v4"},
-    }
-    assert any("--mpi=pmix" in found.text for found in diagnose(facts))
+@pytest.mark.parametrize(("default", "told"), [("pmix_v4", "its default"), ("none", "its default is none")])
+def test_slurm_with_the_right_plugin(default, told):
+    texts = [found.text for found in diagnose({**GOOD, "slurm": {**SLURM, "default": default}})]
+    assert any(f"srun --mpi=pmix ({told})" in text for text in texts)
 
 
 def test_slurm_without_a_cluster():
-    assert troubles(slurm={"version": "", "plugins": "fetch_config: DNS SRV lookup failed"}) == {}
+    assert (
+        troubles(slurm={"version": "", "plugins": "fetch_config: DNS SRV lookup failed", "default": ""}) == {}
+    )
+
+
+# What launchers tell the second of their two ranks, as it was seen.
+STARTED = {
+    "srun --mpi=pmi2": {
+        "PMI_FD": "11", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_MPI_TYPE": "pmi2",
+        "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1",
+    },
+    "srun --mpi=pmix": {
+        "PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.78.0", "SLURM_MPI_TYPE": "pmix", "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1",
+    },
+    "srun": {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+    "mpiexec": {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "HYDI_CONTROL_FD": "7"},
+    "mpirun": {"PMIX_RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+}  # fmt: skip
+SPOKEN = ["PMI", "PMIx", "none", "PMI", "PMIx"]
+MPICH = {**GOOD["loaded"], "library": "MPICH Version:      5.0.2\n"}
+
+
+@pytest.mark.parametrize(("how", "speaks"), list(zip(STARTED, SPOKEN, strict=True)))
+@pytest.mark.parametrize(("loaded", "needed"), [(GOOD["loaded"], "PMIx"), (MPICH, "PMI")])
+def test_what_started_this_process(how, speaks, loaded, needed):
+    facts = {**GOOD, "loaded": loaded, "pmi": pmi.examine(STARTED[how])}
+    first, second = [found for found in diagnose(facts) if found.topic == "PMI"]
+    assert f"speaks {needed}; mpicoll run starts ranks with /venv/bin/mpirun" in first.text
+    assert second.text.startswith(f"this process is rank 1 of 2, by {how} ")
+    assert second.level == ("ok" if speaks == needed else "warning")
+    assert second.level == "ok" or (
+        "each of 2 processes would be rank 0 of 1" in second.cause and second.remedy
+    )
+
+
+def test_a_shell_in_a_slurm_job_is_no_rank():
+    assert pmi.examine({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == {
+        "interface": None
+    }
 
 
 def test_ldconfig():

@@ -72,8 +72,16 @@ def test_srun():
     given = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "3"}
     machine = Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ=given)
     job = prepare(SLURM, MPICH, 8, machine, plugin="pmi2")
-    assert job.argv[1:6] == ["-n", "8", "--kill-on-bad-exit=1", "--mpi=pmi2", "--overlap"]
+    assert job.argv[1:5] == ["-n", "8", "--kill-on-bad-exit=1", "--mpi=pmi2"]
     assert job.env["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("starter", [SLURM, MPICH, OPENMPI])
+def test_a_step_shares_its_cores_with_the_ranks(starter):
+    machine = Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ={"SLURM_STEP_ID": "0"})
+    assert prepare(starter, starter, 8, machine, plugin="pmi2").env["SLURM_OVERLAP"] == "1"
+    machine.environ = {}
+    assert "SLURM_OVERLAP" not in prepare(starter, starter, 8, machine, plugin="pmi2").env
 
 
 def test_settings_travel_to_other_nodes():
