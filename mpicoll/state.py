@@ -9,7 +9,9 @@ import os
 import sys
 from collections import deque
 from dataclasses import replace
+from heapq import nsmallest
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from mpi4py import MPI
@@ -167,14 +169,15 @@ class State:
             program = self.programs[key] = self.compile(call, choice, alike, lane)
         program.used = next(self.calls)
         if len(self.programs) > KEPT:
-            self._evict()
+            self._evict(KEPT // 4)  # many at once: one for every new array would search them all each time
         return program
 
-    def _evict(self) -> bool:
-        """Free the program that has not been used for longest and is not in use.  Local."""
-        idle = [key for key, program in self.programs.items() if not program.users]
+    def _evict(self, number: int) -> bool:
+        """Free programs that have not been used for longest and are not in use.  Local."""
+        idle = [(program.used, key) for key, program in self.programs.items() if not program.users]
+        for _, key in nsmallest(number, idle, key=itemgetter(0)):
+            self.programs.pop(key).free()
         if idle:
-            self.programs.pop(min(idle, key=lambda key: self.programs[key].used)).free()
             self.known.clear()
         return bool(idle)
 
@@ -197,7 +200,7 @@ class State:
                         shared=lane <= LANES,
                     )
                 except MemoryError:  # tables of earlier programs fill the window
-                    if not self._evict():
+                    if not self._evict(1):
                         raise
         return compile_messages(
             problem,
