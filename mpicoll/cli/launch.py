@@ -86,9 +86,10 @@ def prepare(
     share = int(given.get("SLURM_CPUS_PER_TASK", 0)) or max(1, machine.cores // local)
     why = f"{machine.cores} cores / {local} ranks" + (" of a node" if nodes > 1 else "")
     if threads is None:
-        unset = {name: str(share) for name in THREADS if name not in given}
+        wanted = next((name for name in THREADS if name in given), None)  # one library must not undo it
+        unset = {name: given[wanted] if wanted else str(share) for name in THREADS if name not in given}
         if unset:
-            launch.tell(f"BLAS threads: {why}", unset)
+            launch.tell(f"BLAS threads: {f'as in your {wanted}' if wanted else why}", unset)
     else:
         launch.tell("--threads", dict.fromkeys(THREADS, str(threads)))
     if machine.terminal:
