@@ -2,8 +2,8 @@
 
 A caller that waits drives all operations itself.  The thread only matters to waits that Python does not
 see (`MPI.Request.Waitall` and its kin), and to owners that compute meanwhile; so it sleeps in the
-kernel when nothing is in flight, naps longer and longer while its owner computes, and stands back
-while somebody drives.
+kernel when nothing is in flight, naps longer and longer while its owner computes (longer from the start
+where operations take long), and stands back while somebody drives.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from mpi4py import MPI
 
 from .execute import Patience
 
-HOT = 3  # polls with a mere yield between them, after something moved
+HOT = 3  # polls with a mere yield between them, after something short ended
 FIRST_NAP, LONGEST_NAP, IDLE_NAP = 50e-6, 1e-3, 400e-6
+STEADY_NAP = 500e-6  # the first nap, at most, after something long: a poll takes 30 us from who computes
+SHARE = 32  # a first nap is this part of what the last operation took
 
 
 class Runs(Protocol):
@@ -78,11 +80,13 @@ class Operation:
         self.program, self.lane = program, lane
         self.prelude, self.finale, self.completed = prelude, finale, completed
         program.users += 1
+        self.began = 0.0
         self.done = False
         self.error: BaseException | None = None
 
     def begin(self) -> None:
         """Start the run.  It is at the head of its lane."""
+        self.began = time.monotonic()
         for call in self.prelude:
             call()
         self.program.start()
@@ -104,6 +108,7 @@ class Engine:
         self.live: list[Operation] = []
         self.bells: dict[int, Rings] = {}  # by tag
         self.drivers = 0
+        self.nap = FIRST_NAP  # the thread's first one after something ended
         self.doorbell: MPI.Intracomm | None = None
         self._bell: int | None = None
         self._thread: threading.Thread | None = None
@@ -190,6 +195,8 @@ class Engine:
         lane = operation.lane
         lane.popleft()
         operation.program.users -= 1
+        taken = time.monotonic() - operation.began
+        self.nap = min(max(taken / SHARE, FIRST_NAP), STEADY_NAP)
         operation.completed(operation.error)
         if lane:
             self._begin(lane[0])
@@ -204,18 +211,18 @@ class Engine:
 
     def _serve(self) -> None:
         _exact_naps()
-        polls, nap = 0, FIRST_NAP
+        polls, nap = 0, self.nap
         while not self._stopping:
             if not self.live and not self.bells:
                 self._sleep()
-                polls, nap = 0, FIRST_NAP
+                polls, nap = 0, self.nap
                 time.sleep(FIRST_NAP)  # whoever submitted may wait at once and drive by itself
                 continue
             if not self.drivers and self.poll():
-                polls, nap = 0, FIRST_NAP
+                polls, nap = 0, self.nap
                 continue
             polls += 1
-            if polls <= HOT and not self.drivers:
+            if polls <= HOT and self.nap == FIRST_NAP and not self.drivers:
                 time.sleep(0)
             else:
                 time.sleep(nap)
