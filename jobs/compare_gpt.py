@@ -3,14 +3,16 @@
     mpicoll run -n 2 jobs/compare_gpt.py jobs/gpt.toml
     mpicoll run -n 2 jobs/compare_gpt.py --run model.width=64 --run "model.width=96 optimizer.lr=2e-3"
 
-All runs have the same start, the same batches and the same held-out text.
+All settings meet the same starts, the same batches and the same held-out text, seed by seed.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean, stdev
 
 import click
 import numpy as np
@@ -18,24 +20,46 @@ from gpt_config import Config
 from gpt_optimizer import sent_share
 from mpi4py import MPI
 from report import Report, bar, terminal_console
-from rich.progress import Progress
+from rich.console import Console
 from train_gpt import evaluate, read_config, read_text, train
 from train_text import failing_together, start
 
 import mpicoll
 from mpicoll.data import replacing
 
-ROW = "{:<84} {:>7} {:>7} {:>7} {:>10}"
+ROW = "{:<96} {:>7} {:>7} {:>7} {:>7} {:>10}"
 
 
 def usual(config: Config) -> list[str]:
     """Return what is compared where nothing is named: all compressions, and both precisions of 2 bytes."""
-    thin = f"powersgd communication.rank=16 communication.start={config.training.steps // 4}"
-    kinds = "none", "fp16", "bf16", "int8", "topk communication.ratio=0.1", thin
+    start = f"communication.start={config.training.steps // 4}"
+    topk, thin = (
+        "topk communication.ratio=0.2",
+        f"powersgd communication.rank={max(config.model.width // 4, 1)}",
+    )
+    kinds = "none", "fp16", "bf16", "int8", f"{topk} {start}", f"{thin} {start}"
     return [
         *(f"communication.compression={kind}" for kind in kinds),
         *(f"precision.dtype={dtype}" for dtype in ("float16", "bfloat16")),
     ]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of the runs with some settings: the loss for each seed, and the bytes that a step sends."""
+
+    losses: list[float]
+    sent: float  # on average
+    compressed: float  # in a step that is compressed
+
+    def row(self, run: str, first: Result) -> str:
+        """Compare with the first settings, seed by seed; with several seeds, say how sure the mean is."""
+        more = [loss / other - 1 for loss, other in zip(self.losses, first.losses, strict=True)]
+        error = f"{stdev(more) / math.sqrt(len(more)):.2%}" if len(more) > 1 else ""
+        sent, compressed = self.sent / first.sent, self.compressed / first.compressed
+        return ROW.format(
+            run, f"{mean(self.losses):.4f}", f"{mean(more):+.2%}", error, f"{sent:.1%}", f"{compressed:.1%}"
+        )
 
 
 def measure(
@@ -43,28 +67,36 @@ def measure(
     text: np.ndarray,
     held_out: np.ndarray,
     config: Config,
+    seeds: int,
     sequences: int,
-    progress: Progress,
-) -> dict[str, float]:
-    """Train once; return the loss at the end, and the bytes sent by a step on average and if compressed."""
-    report = Report(config.training.steps, config.training.batch * config.model.context, progress)
-    model, _, optimizer = train(comm, text, held_out, config, report=report)
+    console: Console,
+) -> Result:
+    """Train once with each seed."""
+    losses = []
+    for seed in range(config.training.seed, config.training.seed + seeds):
+        one = replace(config, training=replace(config.training, seed=seed))
+        with bar(console) as progress:
+            report = Report(one.training.steps, one.training.batch * one.model.context, progress)
+            model, _, optimizer = train(comm, text, held_out, one, report=report)
+        losses.append(evaluate(model, held_out, comm, sequences))
     nbytes = sum(gradient.nbytes for gradient in optimizer.gradients.values())
-    return {
-        "loss": evaluate(model, held_out, comm, sequences),
-        "sent": nbytes * sent_share(config, optimizer),
-        "compressed": nbytes * optimizer.sent_share,
-    }
+    return Result(losses, nbytes * sent_share(config, optimizer), nbytes * optimizer.sent_share)
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--set", "changes", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of all runs.")
 @click.option("--run", "runs", multiple=True, metavar="'SECTION.KEY=VALUE ...'", help="Those of one run.")
+@click.option("--seeds", type=click.IntRange(1), default=1, help="Runs with each settings.")
 @click.option("--sequences", type=click.IntRange(1), default=4096, help="So many are evaluated at the end.")
 @click.option("--keep", type=click.Path(path_type=Path, dir_okay=False), help="JSON file for the results.")
 def main(
-    config: Path | None, changes: tuple[str, ...], runs: tuple[str, ...], sequences: int, keep: Path | None
+    config: Path | None,
+    changes: tuple[str, ...],
+    runs: tuple[str, ...],
+    seeds: int,
+    sequences: int,
+    keep: Path | None,
 ) -> None:
     """Train the GPT of CONFIG with the settings of each --run, and compare them with those of the first."""
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
@@ -72,20 +104,17 @@ def main(
     chosen = {run: read_config(comm, config, (*changes, *run.split())) for run in runs or usual(common)}
     with bar(console) as progress:
         text, held_out, checksum = read_text(comm, common, progress)
-    console.print(ROW.format("settings", "loss", "", "sent", "compressed"))
-    results: dict[str, dict[str, float]] = {}
+    console.print(ROW.format("settings", "loss", "", "+-" if seeds > 1 else "", "sent", "compressed"))
+    results: dict[str, Result] = {}
     for run, wanted in chosen.items():
-        with bar(console) as progress:
-            results[run] = result = measure(comm, text, held_out, wanted, sequences, progress)
-        first = next(iter(results.values()))
-        loss, sent, compressed = (result[key] / first[key] for key in result)
-        shown = f"{result['loss']:.4f}", f"{loss - 1:+.2%}", f"{sent:.1%}", f"{compressed:.1%}"
-        console.print(ROW.format(run, *shown))
+        results[run] = measure(comm, text, held_out, wanted, seeds, sequences, console)
+        console.print(results[run].row(run, next(iter(results.values()))))
     kept = {"ranks": comm.size, "text": checksum, "sequences": sequences, "config": asdict(common)}
+    kept["results"] = {run: asdict(result) for run, result in results.items()}
     with failing_together(comm):
         if keep and comm.rank == 0:
             with replacing(keep) as temporary:
-                temporary.write_text(json.dumps({**kept, "results": results}, indent=1) + "\n")
+                temporary.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
