@@ -166,10 +166,10 @@ class State:
         key = (lane, choice.entry, choice.transport, choice.slices, choice.segments, *call.problem.key)
         program = self.programs.get(key)
         if program is None:
+            if len(self.programs) >= KEPT:  # before it is made: nothing uses the new one yet
+                self._evict(KEPT // 4)  # many at once: one for every new array would search them all
             program = self.programs[key] = self.compile(call, choice, alike, lane)
         program.used = next(self.calls)
-        if len(self.programs) > KEPT:
-            self._evict(KEPT // 4)  # many at once: one for every new array would search them all each time
         return program
 
     def _evict(self, number: int) -> bool:

@@ -131,6 +131,19 @@ def test_many_buffers_evict_programs(comms, transport):
     assert len(comm._state.programs) <= KEPT
 
 
+@pytest.mark.parametrize("transport", ["mpi", "window"])
+def test_more_calls_in_flight_than_programs_are_kept(comms, world, transport):
+    """The program of a new call must not be evicted, even where all others are in use."""
+    data = [np.full(2 * SIZE, RANK + 1.0 + i) for i in range(KEPT + 10)]
+    if RANK:
+        world.Barrier()  # rank 0 has made all its calls by then, and none of them could end
+    requests = [comms[transport].Iallreduce(MPI.IN_PLACE, x, algorithm="ring") for x in data]
+    if not RANK:
+        world.Barrier()
+    MPI.Request.Waitall(requests)
+    assert [x[0] for x in data] == [x[-1] for x in data] == [ALL + i * SIZE for i in range(len(data))]
+
+
 def test_warm_and_cold_ranks(comms):
     """Rank 0 passes a fresh buffer every time, the others the same."""
     for comm in comms.values():
