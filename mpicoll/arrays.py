@@ -168,7 +168,7 @@ def _from_list(spec: Any, name: str, writable: bool, blocks: int) -> Buffer:
         rest = list(rest[0])
     if len(rest) > 2:
         raise ArgumentError(f"{name}: {rest!r} between data and type, expected a count and a displacement")
-    count, displ = (integer(name, part) for part in (*rest, None, None)[:2])
+    count, displ = (part if part is None else integer(name, part) for part in (*rest, None, None)[:2])
     count = count if count is None else count * blocks
     if isinstance(mpitype, str):
         if mpitype not in MPI._typedict:
@@ -196,10 +196,10 @@ def _from_list(spec: Any, name: str, writable: bool, blocks: int) -> Buffer:
     return _packed([data, count, displ or 0, mpitype], count, size, mpitype)
 
 
-def integer(name: str, value: Any) -> int | None:
-    """A count or displacement that a caller wrote; None where it was left out."""
+def integer(name: str, value: Any) -> int:
+    """A count or displacement that a caller wrote."""
     try:
-        return None if value is None else operator.index(value)
+        return operator.index(value)
     except TypeError:
         what = "an integer for a count or displacement"
         raise ArgumentError(f"{name}: got {value!r}, expected {what}", MPI.ERR_COUNT) from None

@@ -114,7 +114,7 @@ def reduce_scatter(at: Caller, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[
             )
         recvcounts = at.comm.allgather(recv.count)
     try:
-        counts = tuple(integer("recvcounts", n) or 0 for n in recvcounts)
+        counts = tuple(integer("recvcounts", n) for n in recvcounts)
     except TypeError:
         raise ArgumentError(
             f"recvcounts: got {recvcounts!r}, expected a count for every rank", MPI.ERR_COUNT

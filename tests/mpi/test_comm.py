@@ -272,6 +272,7 @@ X, Y = np.zeros(4), np.zeros(4)
         ("Reduce_scatter", (X, Y, [1] * (SIZE + 1)), rf"recvcounts: .*, expected {SIZE} counts"),
         ("Reduce_scatter", (X, Y, 4), r"recvcounts: got 4, expected a count for every rank"),
         ("Reduce_scatter", (X, Y, [2.5] * SIZE), r"recvcounts: got 2.5, expected an integer"),
+        ("Reduce_scatter", (X, Y, [None] * SIZE), r"recvcounts: got None, expected an integer"),
         ("Reduce_scatter", (X, Y, [-1] * SIZE), r"recvcounts: .* counts of at least 0"),
         ("Reduce_scatter", (np.zeros(4 * SIZE), np.zeros(3), [4] * SIZE), r"recvbuf: got 3, expected 4"),
         ("Reduce_scatter", (MPI.IN_PLACE, X), r"recvcounts: None with IN_PLACE"),
