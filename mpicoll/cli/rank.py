@@ -23,6 +23,7 @@ from mpi4py import run as program
 from mpicoll import settings
 from mpicoll.cli import fold
 from mpicoll.cli.ready import RANKS
+from mpicoll.cli.relay import show
 
 HERE = Path(__file__).parent
 OURS = {__file__, str(HERE / "script.py"), str(HERE.with_name("__main__.py"))}
@@ -63,18 +64,19 @@ def tell(text: str) -> None:
         if errors is not sys.__stderr__:  # the program has its own place for them
             errors.write(text)
             return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # nobody reads it any more
         settle()
         for line in fold.records(rank() or 0, settings.number("MPICOLL_RANKS", 1), text):
-            os.write(2, line)
+            show(line)
     time.sleep(settings.number("MPICOLL_FOLD", 0.0))
 
 
 def settle() -> None:
     """Wait until the launcher has taken what this rank wrote, so that it takes a record in one piece."""
     end = time.monotonic() + 0.5
-    while time.monotonic() < end and any(fcntl.ioctl(2, termios.FIONREAD, bytes(4))):
-        time.sleep(0.002)
+    with contextlib.suppress(OSError):  # not every kind of file can be asked
+        while time.monotonic() < end and any(fcntl.ioctl(2, termios.FIONREAD, bytes(4))):
+            time.sleep(0.002)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Errors that many ranks raise alike: records in a stream that launchers may cut, mix and damage."""
 
+import errno
+import fcntl
 import os
 import random
+import sys
 
 import pytest
 
-from mpicoll.cli import fold
+from mpicoll.cli import fold, rank
 from mpicoll.cli.relay import Relay
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    f()\nValueError: no\n'
@@ -172,3 +175,14 @@ def test_relay_shows_records_in_time_and_the_rest_at_the_end(capfd):
     relay.finish()  # though something still holds the other end of the pipe
     until(f"rank 1 of 2: {TRACE}end")
     os.close(write)
+
+
+def test_a_stderr_that_cannot_be_asked_what_is_unread_is_written_to(capfd, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    monkeypatch.setenv("MPICOLL_FOLD", "0")
+    rank.tell(TRACE)
+    assert shown([capfd.readouterr().err.encode()]) == ("", TRACE)
