@@ -10,7 +10,15 @@ import click
 
 from mpicoll import algorithms, verify
 from mpicoll.cli import results
-from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, show_option
+from mpicoll.cli.launches import (
+    NewFile,
+    Program,
+    keep_option,
+    kept,
+    launches_option,
+    measured,
+    show_option,
+)
 
 START = 1.5  # seconds that a launch takes before it measures
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -120,8 +128,7 @@ def wanted(names: str, own: tuple[str, ...]) -> list[str]:
 @click.option("--format", type=click.Choice(list(SHOWN)), default="nccl", show_default=True,
               help="What is printed.")
 @keep_option
-@click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE.png",
-              help="Draw the ratios.")
+@click.option("--plot", type=NewFile(), metavar="FILE.png", help="Draw the ratios.")
 # fmt: on
 def command(
     collective: str | None,

@@ -26,6 +26,21 @@ from mpicoll.cli import results
 RUN = (sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet")
 TOLD = re.compile("MPICOLL_|OMPI_MCA_|MPICH_|MPIR_|UCX_|FI_|I_MPI_|(OMP|OPENBLAS|MKL)_NUM_THREADS")
 
+
+class NewFile(click.Path):
+    """A file to write, in a directory that is there: it would be a pity to miss it after minutes of work."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, if it can be written."""
+        path = super().convert(value, param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{path.parent}: no such directory", param, ctx)
+        return path
+
+
 launches_option = click.option(
     "--launches", type=click.IntRange(1), default=5, show_default=True, help="Runs; a single one misleads."
 )
@@ -38,7 +53,7 @@ show_option = click.option(
 keep_option = click.option(
     "-w",
     "--keep",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=NewFile(),
     metavar="FILE.json",
     help="Keep everything measured, all samples.",
 )

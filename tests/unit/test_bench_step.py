@@ -168,6 +168,7 @@ def test_wrong_values_fail(overlap, tmp_path):
         (["overlap", "--against", "ddp"], "--against is no option of overlap"),
         (["overhead", "--bucket-mb", "2"], "--bucket-mb is no option of overhead"),
         (["--show", "missing.json"], "missing.json"),
+        (["overlap", "-w", "missing/kept.json"], "missing: no such directory"),
     ],
 )
 def test_bad_input(argv, told):
