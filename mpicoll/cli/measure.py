@@ -1,11 +1,12 @@
 """The program that ``mpicoll bench`` launches: all candidates in turn in one run, on every rank.
 
-    mpicoll run -n 2 -- python -m mpi4py -m mpicoll.cli.measure SPECIFICATION
+    mpicoll run -n 2 -m mpicoll.cli.measure SPECIFICATION
 
-Rank 0 prints one line of JSON per size, marked with `MARK`. The timed region is what a training step does:
-write the buffer, call, read the result. Before it the ranks meet in the MPI's own barrier; the time of an
-iteration is that of the slowest rank. Every candidate's call of an iteration comes before the next iteration,
-each time in another order, so that whatever else the machine does meets all of them alike.
+Rank 0 prints lines of JSON, marked with `MARK`: one about the ranks, and one per size. The timed region is
+what a training step does: write the buffer, call, read the result. Before it the ranks meet in the MPI's own
+barrier; the time of an iteration is that of the slowest rank. Every candidate's call of an iteration comes
+before the next iteration, each time in another order, so that whatever else the machine does meets all of
+them alike.
 """
 
 from __future__ import annotations

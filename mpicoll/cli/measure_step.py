@@ -1,10 +1,11 @@
 """The program that ``mpicoll bench-step`` launches: training steps of several kinds in turn in one run.
 
-    mpicoll run -n 2 -- python -m mpi4py -m mpicoll.cli.measure_step SPECIFICATION
+    mpicoll run -n 2 -m mpicoll.cli.measure_step SPECIFICATION
 
-Rank 0 prints one line of JSON, marked with `MARK`. Before every step the ranks meet in the MPI's own barrier.
-Each kind of step is made once before the next turn, and the order changes from turn to turn, so that whatever
-else the machine does meets all of them alike. Every kind has gradients in memory of its own.
+Rank 0 prints lines of JSON, marked with `MARK`: one about the ranks, and what was measured. Before every step
+the ranks meet in the MPI's own barrier. Each kind of step is made once before the next turn, and the order
+changes from turn to turn, so that whatever else the machine does meets all of them alike. Every kind has
+gradients in memory of its own.
 """
 
 from __future__ import annotations
