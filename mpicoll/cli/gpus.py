@@ -77,7 +77,10 @@ def ask(program: str, *words: str, timeout: float = 20) -> dict[str, Any]:
         [sys.executable, "-c", program, *words], timeout=timeout, env=probe.unlaunched(os.environ)
     )
     last = next(iter((out if code == 0 else err).strip().splitlines()[-1:]), f"exit code {code}")
-    return {"answer": json.loads(last)} if code == 0 else {"error": last}
+    try:
+        return {"answer": json.loads(last)} if code == 0 else {"error": last}
+    except json.JSONDecodeError:  # a library had the last word
+        return {"error": last}
 
 
 def nvidia(root: Path) -> tuple[list[dict[str, Any]], str]:

@@ -92,6 +92,7 @@ def test_what_children_answer():
     assert gpus.ask("print('noise'); print('{\"cuda\": true}')") == {"answer": {"cuda": True}}
     assert gpus.ask("import sys; sys.exit('no driver')") == {"error": "no driver"}
     assert gpus.ask("import os; os._exit(3)") == {"error": "exit code 3"}
+    assert gpus.ask("print('{}'); print('a farewell')") == {"error": "a farewell"}
 
 
 def test_the_mpi_is_asked():
