@@ -198,7 +198,7 @@ def _visible(gpus: Mapping[str, Any]) -> Iterator[Finding]:
     elif numbers and max(numbers) >= count and not any(gpu["mig"] for gpu in gpus["found"]):
         cause = f"there are only 0 to {count - 1}: CUDA stops at the first number that it does not know"
         yield Finding("warning", "GPUs", text, cause, remedy)
-    elif given and len(devices) > int(given):
+    elif given and given.isdigit() and len(devices) > int(given):
         cause = f"Slurm gave this job {given} of this node's GPUs: the others may be another job's"
         yield Finding("warning", "GPUs", text, cause, remedy)
     else:

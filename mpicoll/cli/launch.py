@@ -87,7 +87,8 @@ def prepare(
     why = f"{machine.cores} cores / {local} ranks" + (" of a node" if nodes > 1 else "")
     if threads is None:
         wanted = next((name for name in THREADS if name in given), None)  # one library must not undo it
-        unset = {name: given[wanted] if wanted else str(share) for name in THREADS if name not in given}
+        each = given[wanted].split(",")[0] if wanted else str(share)  # OpenMP's may go level by level
+        unset = {name: each for name in THREADS if name not in given}
         if unset:
             launch.tell(f"BLAS threads: {f'as in your {wanted}' if wanted else why}", unset)
     else:

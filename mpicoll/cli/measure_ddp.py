@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import copy
 import socket
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,10 +52,14 @@ class TorchPair:
 
 def _meet(plain: MPI.Intracomm) -> None:
     """Make the process group: rank 0 takes a free port, and the MPI tells the others of it."""
-    make = torch.distributed.TCPStore
+    make = partial(torch.distributed.TCPStore, timeout=timedelta(seconds=60))
+    near = plain.Split_type(MPI.COMM_TYPE_SHARED)
+    # the name of a laptop or a container may lead nowhere
+    host = "127.0.0.1" if near.size == plain.size else socket.gethostname()
+    near.Free()
     if plain.rank == 0:
         store = make("0.0.0.0", 0, plain.size, is_master=True, wait_for_workers=False)
-        plain.bcast((socket.gethostname(), store.port))
+        plain.bcast((host, store.port))
     else:
         host, port = plain.bcast(None)
         store = make(host, port, plain.size, is_master=False)

@@ -17,14 +17,16 @@ SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     """What the environment says of how this process was started, as one of several ranks or not at all."""
-    size = int(next((environ[name] for name in SIZES if name in environ), "1"))
+    sizes = [environ[name] for name in SIZES if environ.get(name, "").isdigit()]
+    size = int(sizes[0]) if sizes else 1
     interface = next((name for name, sign in SIGNS.items() if sign in environ), "none" if size > 1 else None)
     if interface is None:
         return {"interface": None}
+    rank = environ.get(SIGNS.get(interface, "SLURM_PROCID"), "")
     srun = "SLURM_STEP_ID" in environ and not environ.keys() & {"OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD"}
     return {
         "interface": interface,
-        "rank": int(environ.get(SIGNS.get(interface, "SLURM_PROCID"), "0")),
+        "rank": int(rank) if rank.isdigit() else 0,
         "size": size,
         "starter": "srun" if srun else "mpirun" if interface == "PMIx" else "mpiexec",
         "plugin": environ.get("SLURM_MPI_TYPE") if srun else None,
