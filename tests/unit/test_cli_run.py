@@ -21,6 +21,13 @@ PROGRAM = ["python", "-m", "mpi4py", "a.py"]
 CALL = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')"]
 
 
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch):
+    """What whoever runs the tests has set himself would stay."""
+    for name in launch.THREADS:
+        monkeypatch.delenv(name, raising=False)
+
+
 def prepare(starter, loaded, ranks, machine, **options):
     return launch.prepare("/bin/x", starter, loaded, ranks, PROGRAM, machine, **options)
 
