@@ -32,12 +32,12 @@ ROW = "{:<96} {:>7} {:>7} {:>7} {:>7} {:>10}"
 
 def usual(config: Config) -> list[str]:
     """Return what is compared where nothing is named: all compressions, and both precisions of 2 bytes."""
-    start = f"communication.start={config.training.steps // 4}"
+    late = f"communication.start={config.training.steps // 4}"
     topk, thin = (
         "topk communication.ratio=0.2",
         f"powersgd communication.rank={max(config.model.width // 4, 1)}",
     )
-    kinds = "none", "fp16", "bf16", "int8", f"{topk} {start}", f"{thin} {start}"
+    kinds = "none", "fp16", "bf16", "int8", f"{topk} {late}", f"{thin} {late}"
     return [
         *(f"communication.compression={kind}" for kind in kinds),
         *(f"precision.dtype={dtype}" for dtype in ("float16", "bfloat16")),
@@ -106,15 +106,15 @@ def main(
         text, held_out, checksum = read_text(comm, common, progress)
     console.print(ROW.format("settings", "loss", "", "+-" if seeds > 1 else "", "sent", "compressed"))
     results: dict[str, Result] = {}
+    kept = {"ranks": comm.size, "text": checksum, "sequences": sequences, "config": asdict(common)}
     for run, wanted in chosen.items():
         results[run] = measure(comm, text, held_out, wanted, seeds, sequences, console)
         console.print(results[run].row(run, next(iter(results.values()))))
-    kept = {"ranks": comm.size, "text": checksum, "sequences": sequences, "config": asdict(common)}
-    kept["results"] = {run: asdict(result) for run, result in results.items()}
-    with failing_together(comm):
-        if keep and comm.rank == 0:
-            with replacing(keep) as temporary:
-                temporary.write_text(json.dumps(kept, indent=1) + "\n")
+        kept["results"] = {run: asdict(result) for run, result in results.items()}
+        with failing_together(comm):  # after each: the next one may fail, hours later
+            if keep and comm.rank == 0:
+                with replacing(keep) as temporary:
+                    temporary.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

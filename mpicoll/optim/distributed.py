@@ -111,6 +111,7 @@ class DistributedOptimizer:
             predivide=gradient_predivide_factor,
             compression=compression,
             overlap=self.overlap,
+            steps=lambda: int(optimizer.steps),
         )
         self._passes = Passes(self.gradients, backward_passes_per_step)
         self._private = MPI.Intracomm(comm).Dup() if op == "adasum" and comm.size > 1 else None
@@ -234,7 +235,7 @@ class DistributedOptimizer:
     def _reset(self) -> None:
         self._synchronized = False
         self._passes.reset()
-        self._reducer.reset(self.steps)
+        self._reducer.reset()
 
     @property
     def lr(self) -> float:

@@ -38,6 +38,8 @@ class Reducer:
         None to send gradients as they are.
     overlap
         Whether a bucket begins as soon as it is complete.
+    steps
+        Tells how many steps the optimizer has taken: a program may set it at any time before a step.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Reducer:
         predivide: float,
         compression: Compression | None,
         overlap: bool,
+        steps: Callable[[], int],
     ) -> None:
         comm = gradients.comm
-        self.gradients, self.comm, self.overlap = gradients, comm, overlap
+        self.gradients, self.comm, self.overlap, self._steps = gradients, comm, overlap, steps
         if comm.size > 1 and compression is not None:
             make: Callable[..., Exchange] = compression.exchange
             predivide = comm.size if predivide == 1 else predivide
@@ -63,10 +66,8 @@ class Reducer:
         self._runs: list[tuple[Iterator[Any], Any]] = []
         self.reset()
 
-    def reset(self, step: int = 0) -> None:
-        """Begin anew, after so many steps: no gradient is complete."""
-        for exchange in self.exchanges:
-            exchange.step = step
+    def reset(self) -> None:
+        """Begin anew: no gradient is complete."""
         self._missing = [len(bucket) for bucket in self.gradients.buckets]
 
     @property
@@ -106,6 +107,7 @@ class Reducer:
     def _begin(self, exchange: Exchange, call: Callable[..., Any]) -> tuple[Iterator[Any], Any]:
         if self._before != 1:
             scale(exchange.flat, self._before)
+        exchange.step = self._steps()
         run = exchange.run(call)
         return run, next(run)
 

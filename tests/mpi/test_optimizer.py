@@ -237,7 +237,7 @@ def test_compression_begins_at_a_step_of_the_optimizers_and_goes_on_from_its_mem
     def run(first, last, memory=None):
         params = {"a": np.zeros(40, np.float32)}
         optimizer = DistributedOptimizer(SGD(params, 1.0), comm, compression=TopK(0.1, start=2))
-        optimizer.load_state_dict({**optimizer.state_dict(), "steps": first})
+        optimizer.optimizer.steps = first  # programs that resume set it when they like
         for name, array in (memory or {}).items():
             optimizer.local_state()[name][...] = array
         for row in contributions[first:last]:
