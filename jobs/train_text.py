@@ -130,8 +130,6 @@ def open_data(
     path = data or cache / f"{kind}stdlib-{platform.python_version()}.h5"
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     with failing_together(comm):
-        if data and data.is_dir():
-            raise DataError(f"{data}: a directory; expected a file made with mpicoll.data.pack_text")
         if node.rank == 0 and not data and not path.exists():
             progress.console.print(f"packing Python's standard library into {path}")
             pack_text(stdlib_sources()[:files], path, progress=progress if comm.rank == 0 else None)

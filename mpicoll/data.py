@@ -112,7 +112,8 @@ class TextData:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise DataError(f"{path}: no such file; make it with mpicoll.data.pack_text")
+            what = "a directory, expected a file" if self.path.is_dir() else "no such file"
+            raise DataError(f"{path}: {what}; make it with mpicoll.data.pack_text")
         # Nobody writes to a file in place, so locks protect nothing, and some shared file systems have none.
         with self._explaining("not a readable HDF5 file"):
             self._file = h5py.File(path, "r", locking=False)

@@ -1,19 +1,11 @@
 """Data on several ranks: packed by any of them, read by all, dealt in the same global batches."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpicoll.data import DataError, TextData, pack_text
 from mpicoll.sampler import Sampler
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    yield Path(comm.bcast(str(tmp_path)))
-    comm.Barrier()
 
 
 def text(folder):

@@ -2,19 +2,12 @@
 
 import json
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpicoll.timeline import Timeline
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    yield Path(comm.bcast(str(tmp_path)))
-    comm.Barrier()
 
 
 def test_every_rank_is_in_the_trace(comm, folder):

@@ -141,7 +141,7 @@ def blocked(folder):
     ("make", "message"),
     [
         (lambda folder: ("--data", folder / "absent.h5"), "absent.h5: no such file"),
-        (lambda folder: ("--data", folder), ": a directory; expected a file"),
+        (lambda folder: ("--data", folder), ": a directory, expected a file"),
         (damaged, "text.h5: not a readable HDF5 file"),
         (too_short, "are too few for a context of 8"),
         (blocked, "Not a directory"),
