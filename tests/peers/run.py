@@ -1,6 +1,6 @@
 """mpi4py's own tests with mpicoll's communicator, every algorithm preferred in turn.
 
-    python tests/peers/run.py             every algorithm at 1, 2, 3 and 5 ranks (some 15 minutes on 2 cores)
+    python tests/peers/run.py             every algorithm at 1, 2, 3 and 5 ranks (about an hour on 2 cores)
     python tests/peers/run.py --sample    for CI: every algorithm on 2 ranks, some on 3 and 5 (some 90 s)
 
 The MPI is the one that this Python's mpi4py loads. Its tests come from the source distribution of the
