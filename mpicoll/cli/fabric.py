@@ -11,6 +11,7 @@ from typing import Any
 
 from mpicoll.cli.finding import Facts, Finding
 
+DEVICES = "sys/class/infiniband"  # of InfiniBand and RoCE
 ENOUGH = 512 << 20  # with less memory that may be locked, UCX leaves InfiniBand out
 
 
@@ -18,7 +19,7 @@ def examine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> 
     """Facts about the fast networks, from sysfs; `root` is another place in tests."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
-        "ports": list(ports(root / "sys/class/infiniband")),
+        "ports": list(ports(root / DEVICES)),
         "closed": list(closed(root)),
         "memlock": None if limit == resource.RLIM_INFINITY else limit,
         "slingshot": names(root / "sys/class/cxi"),

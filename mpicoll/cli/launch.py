@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 
-from mpicoll.cli import launcher, probe
+from mpicoll.cli import fabric, launcher, probe
 from mpicoll.cli.launcher import Allocation, Mpi
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,7 +34,7 @@ class Machine:
         return cls(
             cores=min(probe.cores(), max(1, int(probe.quota() or probe.cores()))),
             root=os.geteuid() == 0,
-            infiniband=bool(probe.infiniband()),
+            infiniband=bool(fabric.names(Path("/", fabric.DEVICES))),
             terminal=terminal,
             allocation=launcher.allocation(os.environ),
             environ=os.environ,

@@ -107,12 +107,6 @@ def cores() -> int:
     return len(siblings)
 
 
-def infiniband() -> list[str]:
-    """InfiniBand and RoCE devices of this machine."""
-    root = Path("/sys/class/infiniband")
-    return sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
-
-
 def quota() -> float | None:
     """CPUs the control group allows, None where it sets no limit."""
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
