@@ -99,6 +99,8 @@ def main(
     keep: Path | None,
 ) -> None:
     """Train the GPT of CONFIG with the settings of each --run, and compare them with those of the first."""
+    if len(set(runs)) < len(runs):
+        raise click.UsageError("a --run is given twice; --seeds 2 trains each twice")
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     common, console = read_config(comm, config, changes), terminal_console(comm.rank)
     chosen = {run: read_config(comm, config, (*changes, *run.split())) for run in runs or usual(common)}
@@ -106,15 +108,25 @@ def main(
         text, held_out, checksum = read_text(comm, common, progress)
     console.print(ROW.format("settings", "loss", "", "+-" if seeds > 1 else "", "sent", "compressed"))
     results: dict[str, Result] = {}
+    failed: dict[str, str] = {}
     kept = {"ranks": comm.size, "text": checksum, "sequences": sequences, "config": asdict(common)}
     for run, wanted in chosen.items():
-        results[run] = measure(comm, text, held_out, wanted, seeds, sequences, console)
-        console.print(results[run].row(run, next(iter(results.values()))))
-        kept["results"] = {run: asdict(result) for run, result in results.items()}
+        try:
+            results[run] = measure(comm, text, held_out, wanted, seeds, sequences, console)
+        except click.ClickException as error:  # on every rank: it has diverged, the next may not
+            if not results:  # and there is nothing to compare the next with
+                raise
+            failed[run] = error.message
+            console.print(f"{run}  {error.message}")
+        else:
+            console.print(results[run].row(run, next(iter(results.values()))))
+        kept.update(results={run: asdict(result) for run, result in results.items()}, failed=failed)
         with failing_together(comm):  # after each: the next one may fail, hours later
             if keep and comm.rank == 0:
                 with replacing(keep) as temporary:
                     temporary.write_text(json.dumps(kept, indent=1) + "\n")
+    if failed:
+        raise click.ClickException(f"{len(failed)} of {len(chosen)} settings did not train to the end")
 
 
 if __name__ == "__main__":

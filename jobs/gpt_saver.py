@@ -9,6 +9,7 @@ from typing import Any
 from gpt import GPT
 from gpt_config import Config
 from report import Curve
+from rich.console import Console
 
 import mpicoll
 from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard
@@ -19,7 +20,9 @@ from mpicoll.slurm import Notice
 class Saver:
     """Saves the run every so many steps and when the job is about to end; goes on where a saved one ended."""
 
-    def __init__(self, comm: mpicoll.Intracomm, config: Config, text: str, resume: bool) -> None:
+    def __init__(
+        self, comm: mpicoll.Intracomm, config: Config, text: str, resume: bool, console: Console
+    ) -> None:
         # What a saved run is of. Steps may be added to it, and it may go on with other ranks and buckets.
         sections = "model", "optimizer", "precision", "training"
         kind: dict[str, Any] = {name: asdict(getattr(config, name)) for name in sections}
@@ -27,7 +30,7 @@ class Saver:
             kind["training"].pop(name)
         kind.update(text=text, validation=config.data.validation)
         folder = config.checkpoint.folder or Path(config.output.folder) / "checkpoints"
-        self.comm, self.notice, self.resume = comm, Notice(comm), resume
+        self.comm, self.notice, self.resume, self.console = comm, Notice(comm), resume, console
         self.steps = config.training.steps
         self.every = config.checkpoint.every or self.steps
         self.checkpoints = Checkpoints(folder, comm, keep=config.checkpoint.keep, model=kind)
@@ -38,7 +41,9 @@ class Saver:
             self.checkpoints.afresh()
             return 0
         saved = self.checkpoints.load(self._state(model, optimizer))
+        self.checkpoints.check_writable()
         if saved is None:
+            self.console.print(f"no checkpoint in {self.checkpoints.folder}: beginning with step 1")
             return 0
         if saved.step > self.steps:
             raise CheckpointError(f"{saved.path} is of step {saved.step}, but training.steps = {self.steps}")
@@ -46,6 +51,8 @@ class Saver:
         curve.loss[:] = saved.extra["loss"]
         curve.validation.update({int(step): loss for step, loss in saved.extra["validation"].items()})
         curve.seconds, curve.communicating = saved.extra["seconds"], saved.extra["communicating"]
+        ranks = f"{saved.ranks} {'ranks' if saved.ranks > 1 else 'rank'}"
+        self.console.print(f"going on after step {saved.step}, which {ranks} saved in {saved.path}")
         return saved.step
 
     def save(self, step: int, model: GPT, optimizer: DistributedOptimizer, curve: Curve) -> bool:

@@ -40,6 +40,7 @@ from train_text import CACHE, failing_together, open_data, start
 import mpicoll
 from mpicoll.checkpoint import CheckpointError
 from mpicoll.data import DataError
+from mpicoll.files import make_folder
 from mpicoll.nn import Draw
 from mpicoll.optim import DistributedOptimizer, broadcast_parameters
 from mpicoll.sampler import Sampler, part
@@ -171,13 +172,15 @@ def main(config: Path | None, changes: tuple[str, ...], resume: bool, check: boo
     wanted, console = read_config(comm, config, changes), terminal_console(comm.rank)
     out = Path(wanted.output.folder)
     with failing_together(comm):
-        out.mkdir(parents=True, exist_ok=True)
+        if comm.rank == 0:
+            make_folder(out)
     with bar(console) as progress:
         text, held_out, checksum = read_text(comm, wanted, progress)
     timeline = Timeline(comm)
     with bar(console) as progress:
         try:
-            saver = Saver(comm, wanted, checksum, resume) if wanted.checkpoint.every or resume else None
+            saving = wanted.checkpoint.every or resume
+            saver = Saver(comm, wanted, checksum, resume, progress.console) if saving else None
             report = Report(wanted.training.steps, wanted.training.batch * wanted.model.context, progress)
             model, curve, optimizer = train(
                 comm, text, held_out, wanted, report=report, saver=saver, timeline=timeline
@@ -193,11 +196,12 @@ def main(config: Path | None, changes: tuple[str, ...], resume: bool, check: boo
         console.print(f"timeline: {out / 'trace.json'} (open it in ui.perfetto.dev)")
     check_alike(comm, console, model.params.flat, check)
     unigram, done = min(entropy(text), entropy(held_out)), len(curve.loss)
-    if comm.rank == 0:
-        if done == wanted.training.steps:
-            prompt = wanted.output.prompt.encode()
-            show_text(console, model.sample(prompt, wanted.output.sample, wanted.training.seed))
-        console.print(f"loss curve: {write_curve(out, curve, unigram, wanted.output.plot)}")
+    if comm.rank == 0 and done == wanted.training.steps:
+        prompt = wanted.output.prompt.encode()
+        show_text(console, model.sample(prompt, wanted.output.sample, wanted.training.seed))
+    with failing_together(comm):
+        if comm.rank == 0:
+            console.print(f"loss curve: {write_curve(out, curve, unigram, wanted.output.plot)}")
     if done < wanted.training.steps:
         console.print(f"stopped at step {done}, as the job ends; --resume goes on")
         return

@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from rich.progress import Progress
 import mpicoll
 from mpicoll.buckets import Buckets
 from mpicoll.data import DataError, TextData, pack_text, stdlib_sources
+from mpicoll.files import make_folder
 from mpicoll.optim import Adam, broadcast_parameters
 from mpicoll.sampler import Sampler, part
 
@@ -184,7 +186,8 @@ def main(
     comm, settings = mpicoll.Intracomm(MPI.COMM_WORLD), Settings(**options)
     console = terminal_console(comm.rank)
     with failing_together(comm):
-        out.mkdir(parents=True, exist_ok=True)
+        if comm.rank == 0:
+            make_folder(out)
     with bar(console) as progress:
         text = open_data(comm, data, cache, files, progress)
     with failing_together(comm), text:
@@ -202,12 +205,15 @@ def main(
     check_alike(comm, console, model.params.flat, check)
     if comm.rank == 0:
         show_text(console, model.sample(b"def ", 400, settings.seed))
-        console.print(f"loss curve: {write_curve(out, curve, unigram, plot)}")
+    with failing_together(comm):
+        if comm.rank == 0:
+            console.print(f"loss curve: {write_curve(out, curve, unigram, plot)}")
     conclude(console, curve, unigram, settings.remedy)
 
 
 def start(command: click.Command = main) -> None:
     """Run the command line; of an error that all ranks share, rank 0 tells."""
+    warnings.formatwarning = lambda message, *about, **more: f"Warning: {message}\n"  # not which line of ours
     try:
         command(standalone_mode=False)
     except click.ClickException as error:

@@ -5,10 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["replacing", "sync"]
+__all__ = ["make_folder", "replacing", "sync"]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder where there is none, and find out now whether files can be made in it.
+
+    Raises
+    ------
+    OSError
+        Naming the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:  # which names a file that nobody knows
+        raise type(error)(error.errno, f"no file can be made here ({error.strerror})", str(folder)) from None
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from mpicoll.hdf5 import checksum
 
 __all__ = [
     "FORMAT",
+    "NOT_SHARED",
     "Kept",
     "check_file",
     "kept",
@@ -31,6 +32,7 @@ __all__ = [
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+NOT_SHARED = "no such folder here; is it on a disk that all nodes share?"
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
 
@@ -93,8 +95,8 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return what the manifest says; DamagedError where it does not say it all."""
     try:
-        text, digest, rest = (path / MANIFEST).read_text().split("\n")
-        if hashlib.sha256(text.encode()).hexdigest() != digest or rest:
+        text, _, digest = (path / MANIFEST).read_bytes().partition(b"\n")
+        if digest != f"{hashlib.sha256(text).hexdigest()}\n".encode():
             raise ValueError("its checksum does not match")
         content: dict[str, Any] = json.loads(text)
     except (OSError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpicoll.checkpoint.folder import write_manifest
+from mpicoll.checkpoint.folder import NOT_SHARED, write_manifest
 from mpicoll.checkpoint.layout import CheckpointError, Entry, Index, Piece, cut, dtype_name, entries
 from mpicoll.checkpoint.together import Together, said
 from mpicoll.checkpoint.view import view
@@ -135,7 +135,7 @@ def write_parts(
             name = f"part-{number:05d}.h5"
             record = {"name": name, **write(path / name, blocks)}
     except FileNotFoundError:
-        own = f"{path}: no such folder here; is it on a disk that all nodes share?"
+        own = f"{path}: {NOT_SHARED}"
     except Exception as error:  # whatever it is, the others wait for word
         own = said(error)
     outcomes = ranks.gather((own, record))

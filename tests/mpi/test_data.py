@@ -1,6 +1,5 @@
 """Data on several ranks: packed by any of them, read by all, dealt in the same global batches."""
 
-
 import numpy as np
 import pytest
 

@@ -8,6 +8,7 @@ import click
 import numpy as np
 import pytest
 from mlp import same_bits
+from rich.console import Console
 
 import mpicoll
 from mpicoll.data import pack_text
@@ -121,7 +122,8 @@ def savers(comm, job, folder):
 
     def saver(*changes, resume):
         changes = [*SMALL, *changes, "checkpoint.every=10", f"checkpoint.folder={folder}"]
-        return job("gpt_saver").Saver(comm, job("gpt_config").load(None, changes, comm.size), "text", resume)
+        config, quiet = job("gpt_config").load(None, changes, comm.size), Console(quiet=True)
+        return job("gpt_saver").Saver(comm, config, "text", resume, quiet)
 
     return saver
 
@@ -191,13 +193,16 @@ def test_the_program_writes_curve_sample_timeline_and_checkpoints(comm, run, fol
         "output.plot=false",
         "checkpoint.every=12",
     )
-    run("train_gpt", *changes, "--check")
+    run("train_gpt", *changes, "--check", "--resume")
     shown = capfd.readouterr().out
     run("train_gpt", *changes, "--resume", "--set", "training.steps=30")
     comm.Barrier()
+    resumed = capfd.readouterr().out
     if comm.rank:
         assert shown == ""
         return
+    assert f"no checkpoint in {folder / 'out' / 'checkpoints'}: beginning with step 1" in shown
+    assert "going on after step 24, which " in resumed and "-step-24" in resumed
     assert f"parameters on ranks 0 to {comm.size - 1}: " in shown
     assert "\ndef " in shown and "validation loss" in shown and "communicating" in shown
     with (folder / "out" / "loss.csv").open() as file:
@@ -248,12 +253,20 @@ def too_short(folder):
         (lambda folder: settings("model.heads=3"), 2, "model.width = 16 is no multiple of model.heads = 3"),
         (too_short, 1, "are too few for batches of 16 sequences of 12 bytes"),
         (lambda folder: settings("data.file=absent.h5"), 1, "absent.h5: no such file"),
+        (lambda folder: settings("output.folder=/proc"), 1, "no file can be made here"),
+        (
+            lambda folder: settings(
+                "checkpoint.every=5", "checkpoint.folder=/proc", "data.files=4", f"data.cache={folder}"
+            ),
+            1,
+            "/proc: no file can be made here",
+        ),
     ],
 )
 def test_what_is_wrong_ends_all_ranks_with_one_message(comm, run, folder, capfd, make, code, message):
     arguments = comm.bcast(make(folder) if comm.rank == 0 else None)
     with pytest.raises(SystemExit) as end:
-        run("train_gpt", *arguments, "--set", f"output.folder={folder / 'out'}")
+        run("train_gpt", "--set", f"output.folder={folder / 'out'}", *arguments)
     assert end.value.code == code
     error = capfd.readouterr().err
     assert (error.count("Error: ") == 1 and message in error) if comm.rank == 0 else error == ""
@@ -292,7 +305,22 @@ def test_settings_are_compared_with_the_first(comm, run, folder, capfd):
     assert len(more) == 2 and abs(more).max() < 0.1
     rows = [line.split() for line in shown.splitlines() if line.startswith("communication.")]
     assert [row[-4] for row in rows] == (["+0.00%", f"{more.mean():+.2%}"] if comm.rank == 0 else [])
-    with pytest.raises(SystemExit):  # before anything is trained
-        run("compare_gpt", *common, *named, "--run", "model.widht=3")
-    error = capfd.readouterr()
-    assert error.out == "" and ("did you mean model.width?" in error.err) == (comm.rank == 0)
+    for last, message in ("model.widht=3", "did you mean model.width?"), (runs[0], "given twice"):
+        with pytest.raises(SystemExit):  # before anything is trained
+            run("compare_gpt", *common, *named, "--run", last)
+        error = capfd.readouterr()
+        assert error.out == "" and (message in error.err) == (comm.rank == 0)
+
+
+def test_settings_that_diverge_do_not_keep_others_from_being_compared(comm, run, folder, capfd):
+    runs = "training.steps=6", "optimizer.lr=1e30", "training.steps=7"
+    named = [word for changes in runs for word in ("--run", changes)]
+    common = settings(f"data.cache={folder / 'cache'}", "data.files=4")
+    with pytest.raises(SystemExit) as end:
+        run("compare_gpt", *common, *named, "--sequences", 40, "--keep", folder / "kept.json")
+    assert end.value.code == 1
+    shown = capfd.readouterr()
+    comm.Barrier()
+    kept = json.loads((folder / "kept.json").read_text())
+    assert list(kept["results"]) == [runs[0], runs[2]] and list(kept["failed"]) == [runs[1]]
+    assert ("1 of 3 settings did not train to the end" in shown.err) == (comm.rank == 0)

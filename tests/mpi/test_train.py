@@ -145,6 +145,7 @@ def blocked(folder):
         (damaged, "text.h5: not a readable HDF5 file"),
         (too_short, "are too few for a context of 8"),
         (blocked, "Not a directory"),
+        (lambda folder: ("--out", "/proc"), "no file can be made here"),  # before anything is trained
         (lambda folder: ("--steps", "many"), "'many' is not a valid integer"),
     ],
 )

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import h5py
 import ml_dtypes
@@ -470,8 +471,15 @@ def test_a_full_disk_leaves_older_checkpoints_alone(two, wait):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with Checkpoints(tmp_path / "file" / "run", MPI.COMM_SELF) as checkpoints:
-        with pytest.raises(CheckpointError, match="file/run: Not a directory"):
-            checkpoints.save(1, state())
+        for use in checkpoints.afresh, checkpoints.check_writable, partial(checkpoints.save, 1, state()):
+            with pytest.raises(CheckpointError, match="file/run: Not a directory"):
+                use()
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_first_save():
+    with Checkpoints("/proc", MPI.COMM_SELF) as checkpoints:
+        with pytest.raises(CheckpointError, match="/proc: no file can be made here"):
+            checkpoints.afresh()
 
 
 # -- locks -------------------------------------------------------------------------------------------
