@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from mpi4py import MPI
 from mpicoll.buckets import Buckets, Flat
 from mpicoll.optim.adasum import adasum
 from mpicoll.optim.exchange import Compression
-from mpicoll.optim.optimizers import Optimizer
+from mpicoll.optim.optimizers import Optimizer, check_params
 from mpicoll.optim.passes import Passes
 from mpicoll.optim.reducer import Reducer, can_hide
 
@@ -102,6 +104,7 @@ class DistributedOptimizer:
             raise ValueError("Adasum needs an optimizer whose state does not copy the parameters")
         self.optimizer, self.comm, self.op = optimizer, comm, op
         self.params: Mapping[str, Array] = optimizer.params
+        check_params(self.params)
         self.gradients = Buckets(self.params, comm, int(bucket_cap_mb * (1 << 20)), groups)
         self.metrics = Flat({name: () for name in metrics}, np.float64)
         self.overlap = (can_hide(comm) if overlap is None else overlap) and op != "adasum"
@@ -180,6 +183,8 @@ class DistributedOptimizer:
 
     def step(self) -> Any:
         """Combine the gradients of all ranks and update the parameters; collective.
+
+        Where a program has several of these over one communicator, ranks step them in the same order.
 
         Returns
         -------
@@ -280,16 +285,16 @@ class DistributedOptimizer:
 
 
 def _check(
-    op: str, bucket_cap_mb: float, passes: int, predivide: float, compression: Compression | None
+    op: str, bucket_cap_mb: float, passes: Any, predivide: float, compression: Compression | None
 ) -> None:
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-    if not bucket_cap_mb >= 0:
-        raise ValueError(f"bucket_cap_mb must not be negative, got {bucket_cap_mb}")
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
-    if not predivide > 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide}")
+    if not 0 <= bucket_cap_mb < math.inf:
+        raise ValueError(f"bucket_cap_mb must be a finite number, not negative, got {bucket_cap_mb}")
+    if not isinstance(passes, Integral) or passes < 1:
+        raise ValueError(f"backward_passes_per_step must be a whole number of at least 1, got {passes}")
+    if not 0 < predivide < math.inf:
+        raise ValueError(f"gradient_predivide_factor must be positive and finite, got {predivide}")
     if predivide != 1 and op != "average":
         raise ValueError(f"gradient_predivide_factor is for op 'average', got {op!r}")
     if compression is not None and not isinstance(compression, Compression):

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from mpicoll.buckets import Buckets, Flat, runs, zeros_like
@@ -20,9 +21,21 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Arrays = Mapping[str, Array]
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "check_params"]
 
 BLOCK = 1 << 16  # elements updated at once: what lies between two lines of arithmetic stays in cache
+
+
+def check_params(params: Arrays) -> None:
+    """Refuse what no step can change, naming the parameter: all but arrays of floating-point numbers."""
+    for name, param in params.items():
+        dtype = getattr(param, "dtype", None)
+        if dtype is None:
+            raise ValueError(f"parameter {name!r} is a {type(param).__name__}, expected an array")
+        try:
+            ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # knows bfloat16, as numpy's does not
+        except ValueError:
+            raise ValueError(f"parameter {name!r} is of {dtype}, expected floating-point numbers") from None
 
 
 class Optimizer(ABC):
@@ -66,6 +79,7 @@ class Optimizer(ABC):
         weight_decay: float | None = None,
         undecayed: Collection[str] = (),
     ) -> None:
+        check_params(params)
         self.schedule = lr if callable(lr) else None
         self.lr = lr(0) if callable(lr) else lr
         self._choose(weight_decay=weight_decay)

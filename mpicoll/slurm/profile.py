@@ -222,8 +222,9 @@ def _contradictions(profile: Profile) -> None:
         )
     if "," in (profile.devices or "") and profile.interconnect == "ethernet" and mpi != "openmpi":
         raise ProfileError(f"devices: {mpi} takes one Ethernet interface, got {profile.devices!r}")
-    if not profile.program or profile.program == ("-m",):
-        raise ProfileError("program: expected a script, or -m and a module")
+    script = profile.program[1:] if profile.program[:1] == ("-m",) else profile.program
+    if not script or not script[0] or script[0].startswith("-"):
+        raise ProfileError(f"program: expected a script, or -m and a module, got {list(profile.program)}")
     if profile.gpu_type and not profile.gpus_per_node:
         raise ProfileError("gpu_type: the job asks for no GPUs; set gpus_per_node")
     if profile.image and profile.venv:

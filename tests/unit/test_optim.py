@@ -311,6 +311,11 @@ def test_bad_gradients_change_nothing(make):
 def test_bad_hyperparameters_are_refused():
     for make, message in [
         (lambda: SGD(params(), -1), "lr must not be negative, got -1"),
+        (
+            lambda: Adam({"index": np.arange(3)}, 0.1),
+            "parameter 'index' is of int64, expected floating-point numbers",
+        ),
+        (lambda: SGD({"w": [1.0, 2.0]}, 0.1), "parameter 'w' is a list, expected an array"),
         (lambda: Adam(params(), math.nan), "lr must not be negative, got nan"),
         (lambda: SGD(params(), 0.1, 1.0), "momentum must be in"),
         (lambda: Adam(params(), betas=(0.9, 1.0)), "betas must be in"),
