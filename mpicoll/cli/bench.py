@@ -10,15 +10,8 @@ import click
 
 from mpicoll import algorithms, verify
 from mpicoll.cli import results
-from mpicoll.cli.launches import (
-    NewFile,
-    Program,
-    keep_option,
-    kept,
-    launches_option,
-    measured,
-    show_option,
-)
+from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, save, show_option
+from mpicoll.cli.values import Finite, NewFile
 
 START = 1.5  # seconds that a launch takes before it measures
 OPS = ("sum", "prod", "min", "max", "avg")
@@ -120,7 +113,7 @@ def wanted(names: str, own: tuple[str, ...]) -> list[str]:
               help="Where the result goes. [default: in place for allreduce, as gradients do]")
 @launches_option
 @click.option("--iters", type=click.IntRange(1), help="Iterations per size and launch, not by --seconds.")
-@click.option("--seconds", type=click.FloatRange(1), default=100, show_default=True,
+@click.option("--seconds", type=Finite(1), default=100, show_default=True,
               help="Time to fill with iterations, all launches together.")
 @click.option("--call-overhead", is_flag=True,
               help="Instead: what our call adds to mpi4py's own where 8 bytes go native, in pairs.")
@@ -162,6 +155,13 @@ def command(
     mpicoll bench allreduce --algorithm mine.py:ring  your own algorithm beside them
     mpicoll bench --show kept.json --format markdown  a kept result again
     """  # noqa: D301  click reads the \\b
+    if plot:
+        try:
+            results.check_plot(plot)
+        except RuntimeError as exc:
+            raise click.ClickException(str(exc)) from exc
+        except ValueError as exc:
+            raise click.UsageError(str(exc)) from exc
     if show:
         result = kept(show, results.FORMAT)
     else:
@@ -193,13 +193,13 @@ def command(
         reached = lambda line: results.readable(line["nbytes"])
         program = Program("mpicoll.cli.measure", results.FORMAT, len(swept), reached)
         result = measured(program, spec, ["-n", str(ranks)], launches)
+    click.echo(SHOWN[format](result))
     if keep:
-        results.save(result, keep)
+        save(result, keep)
     if plot:
         try:
             results.plot(result, plot)
-        except RuntimeError as exc:
-            raise click.ClickException(str(exc)) from exc
-    click.echo(SHOWN[format](result))
+        except OSError as exc:
+            raise click.ClickException(f"{plot}: not drawn: {exc.strerror}") from exc
     if any(row.wrong for row in results.rows(result)):
         raise click.ClickException("wrong results: see the column #wrong")

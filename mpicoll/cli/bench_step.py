@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from mpicoll.cli import results, results_step
-from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, show_option
+from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, save, show_option
+from mpicoll.cli.values import Finite
 
 SHOWN = {"table": results_step.as_table, "json": results.as_json, "markdown": results_step.as_markdown}
 ITERS = {"overlap": 7, "overhead": 350}
@@ -26,7 +27,10 @@ class Seconds(click.ParamType):
         """A positive number, or the word as it is."""
         if value == "comm":
             return "comm"
-        return click.FloatRange(0, min_open=True).convert(value, param, ctx)
+        try:
+            return Finite(0, 60, min_open=True).convert(value, param, ctx)
+        except click.BadParameter as exc:
+            self.fail(f"{exc.message.rstrip('.')}, nor comm", param, ctx)
 
 
 def specification(ctx: click.Context, what: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def specification(ctx: click.Context, what: str, options: dict[str, Any]) -> dic
 @click.option("--seconds", type=Seconds(), default="0.02", show_default=True, metavar="SECONDS|comm",
               help="Compute of each bucket; comm: as long as its communication takes.")
 @click.option("--buckets", type=click.IntRange(1), default=8, show_default=True, help="Buckets of a step.")
-@click.option("--bucket-mb", type=click.FloatRange(0.001), default=1, show_default=True,
+@click.option("--bucket-mb", type=Finite(0.001, 1 << 16), default=1, show_default=True,
               help="MiB of a bucket.")
 @click.option("--against", type=click.Choice(["ddp"]),
               help="And the same network in PyTorch, with DistributedDataParallel over gloo.")
@@ -99,8 +103,8 @@ def command(
         )
         asked = ["-n", str(ranks), *(["--threads", str(threads)] if threads else [])]
         result = measured(program, spec, asked, launches)
-    if keep:
-        results.save(result, keep)
     click.echo(SHOWN[format](result))
+    if keep:
+        save(result, keep)
     if results_step.wrong(result):
         raise click.ClickException("wrong values: averaged gradients or replicas are not what they should be")

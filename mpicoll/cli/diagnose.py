@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpicoll.cli import fabric, gpus, launcher, pmi
+from mpicoll.cli import fabric, gpus, launcher, leftovers, pmi
 from mpicoll.cli.finding import Facts, Finding
 
+MUCH_LEFT = 1 << 26  # 64 MiB
 SMALL_SHM = 1 << 28  # 256 MiB: 2 ranks' windows and the MPI's own segments
 
 
@@ -170,6 +171,16 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
             text,
             "containers give 64 MiB unless told otherwise; windows shared by the ranks of a node live there",
             "docker run --shm-size=2g; until then mpicoll uses messages where windows do not fit",
+        )
+    left = facts["leftovers"]
+    if sum(left.values()) >= MUCH_LEFT:
+        kinds = sorted({leftovers.kind(path) for path in left})
+        yield Finding(
+            "warning",
+            "shared memory",
+            f"{len(left)} files of ended jobs, {sum(left.values()) >> 20} MiB",
+            "nobody uses them: killed ranks leave them, and Open MPI's where a program starts without mpirun",
+            f"while no job of yours is starting: rm {' '.join(kinds)}",
         )
 
 

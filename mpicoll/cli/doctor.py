@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mpicoll import __version__
-from mpicoll.cli import diagnose, fabric, gpus, launcher, pmi, probe, run
+from mpicoll.cli import diagnose, fabric, gpus, launcher, leftovers, pmi, probe, run
 from mpicoll.cli.finding import LEVELS, Finding
 from mpicoll.cli.launch import THREADS, Machine, prepare
 
@@ -58,6 +58,7 @@ def gather(path: str | None = None) -> dict[str, Any]:
         "launch": {} if broken else try_launch(loaded, chosen, path),
         "init": None if broken else try_alone(),
         "shm": {"size": shm.total if shm else 0, "free": shm.free if shm else 0},
+        "leftovers": {str(path): nbytes for path, nbytes in leftovers.abandoned().items()},
         "cores": {"physical": probe.cores(), "quota": probe.quota()},
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "fabric": fabric.examine(),

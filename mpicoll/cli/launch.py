@@ -13,6 +13,7 @@ import click
 from mpicoll.cli import fabric, launcher, probe
 from mpicoll.cli.launcher import Allocation, Mpi
 
+RANK_NBYTES = 20 << 20  # of memory that a rank does not share, once Python, NumPy and the MPI are there
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -21,6 +22,7 @@ class Machine:
     """What the choice of settings depends on."""
 
     cores: int
+    memory: int = 0  # bytes; 0 where nobody knows
     root: bool = False
     infiniband: bool = False
     terminal: int = 0  # its width, 0 where the output goes to a file
@@ -33,6 +35,7 @@ class Machine:
         terminal = shutil.get_terminal_size().columns if os.isatty(1) and os.isatty(2) else 0
         return cls(
             cores=min(probe.cores(), max(1, int(probe.quota() or probe.cores()))),
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             root=os.geteuid() == 0,
             infiniband=bool(fabric.names(Path("/", fabric.DEVICES))),
             terminal=terminal,
@@ -84,6 +87,11 @@ def prepare(
             "ask the scheduler for more tasks, or pass --oversubscribe to share cores"
         )
     local = -(-ranks // nodes)  # ranks of the fullest node
+    if machine.memory and local * RANK_NBYTES > machine.memory:
+        raise click.ClickException(
+            f"{local} ranks on a node need {local * RANK_NBYTES >> 30} GiB or more to start, "
+            f"and this one has {machine.memory >> 30} GiB: start fewer ranks"
+        )
     share = int(given.get("SLURM_CPUS_PER_TASK", 0)) or max(1, machine.cores // local)
     why = f"{machine.cores} cores / {local} ranks" + (" of a node" if nodes > 1 else "")
     if threads is None:

@@ -22,23 +22,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mpicoll import __version__
 from mpicoll.cli import results
+from mpicoll.cli.values import NewFile
 
 RUN = (sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet")
 TOLD = re.compile("MPICOLL_|OMPI_MCA_|MPICH_|MPIR_|UCX_|FI_|I_MPI_|(OMP|OPENBLAS|MKL)_NUM_THREADS")
-
-
-class NewFile(click.Path):
-    """A file to write, in a directory that is there: it would be a pity to miss it after minutes of work."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, if it can be written."""
-        path = super().convert(value, param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"{path.parent}: no such directory", param, ctx)
-        return path
 
 
 launches_option = click.option(
@@ -166,6 +153,14 @@ def measured(program: Program, spec: dict[str, Any], options: list[str], launche
         "environment": {name: value for name, value in sorted(os.environ.items()) if TOLD.match(name)},
         "launches": done,
     }
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Keep a result, which was shown already: whatever happens now, it is not lost."""
+    try:
+        results.save(result, path)
+    except OSError as exc:
+        raise click.ClickException(f"{path}: not kept: {exc.strerror}") from exc
 
 
 def kept(path: Path, format: str) -> dict[str, Any]:

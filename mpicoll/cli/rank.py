@@ -37,7 +37,10 @@ def main() -> None:
     try:
         program.main()
     except SystemExit as exc:
-        if sys.excepthook is not told or isinstance(exc.code, int | None):
+        if sys.excepthook is not told or not exc.code:
+            raise
+        if isinstance(exc.code, int):
+            tell(f"left with exit code {exc.code}\n" if settings.number("MPICOLL_RANKS", 1) > 1 else "")
             raise
         tell(f"{exc.code}\n")  # as Python would print it
         raise SystemExit(1) from None

@@ -20,6 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from mpicoll.algorithms import OWNED, REDUCTIONS, ROOTED
+from mpicoll.files import replacing
 
 MARK = "mpicoll-measured "  # what a launch's rank 0 prints before a result and launches.py reads
 FORMAT, STEP_FORMAT = "mpicoll-bench-1", "mpicoll-step-1"
@@ -210,17 +211,24 @@ def as_markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Ratio against the MPI's own over size, with the launches' spread, as an image."""
+def check_plot(path: Path) -> None:
+    """RuntimeError where nothing can be drawn, ValueError where not to this kind of file."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError as exc:
         raise RuntimeError("plots need matplotlib: pip install matplotlib") from exc
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ValueError(f"{path}: unknown kind of picture; known are .{', .'.join(sorted(kinds))}")
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Ratio against the MPI's own over size, with the launches' spread, as an image."""
+    from matplotlib.figure import Figure
 
     found = list(rows(result))
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     for label in dict.fromkeys(row.candidate for row in found if row.candidate != BASE):
         chosen = [row for row in found if row.candidate == label and row.ratio is not None]
         x = [row.nbytes for row in chosen]
@@ -238,7 +246,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def readable(nbytes: int) -> str:
@@ -275,5 +282,10 @@ def as_json(result: dict[str, Any]) -> str:
 
 
 def save(result: dict[str, Any], path: Path) -> None:
-    """Keep a result in a file."""
-    path.write_text(as_json(result) + "\n")
+    """Keep a result in a file, which is whole or what it was before; a device such as /dev/null stays one."""
+    text = as_json(result) + "\n"
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    with replacing(path.resolve()) as temporary:
+        temporary.write_text(text)

@@ -16,6 +16,7 @@ from mpicoll.cli import launcher, probe
 from mpicoll.cli.launch import Machine, prepare
 from mpicoll.cli.launcher import Allocation, Mpi
 from mpicoll.cli.supervise import supervise
+from mpicoll.cli.values import Finite
 
 RANK = "mpicoll.cli.rank"
 
@@ -119,7 +120,7 @@ class RunCommand(click.Command):
 @click.option("--threads", type=click.IntRange(1), help="BLAS threads per rank [default: cores / ranks].")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     help="End the job after so many seconds (exit code 124).",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command and its settings; run nothing.")

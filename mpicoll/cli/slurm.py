@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mpicoll import slurm
+from mpicoll.cli.values import Finite
 from mpicoll.slurm.profile import override
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -70,7 +71,7 @@ def submit(script: Path, options: tuple[str, ...], links: int, after_any: bool, 
 @command.command()
 @click.argument("job", type=click.IntRange(1))
 @click.option("--quiet", is_flag=True, help="Do not show the job's output.")
-@click.option("--every", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS",
+@click.option("--every", type=Finite(0.1), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to ask Slurm.")  # fmt: skip
 def watch(job: int, quiet: bool, every: float) -> None:
     """Follow a job, through requeues, until it has ended; the exit code is the job's."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from mpicoll.cli import leftovers
 from mpicoll.cli.relay import Relay
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -33,7 +34,8 @@ def supervise(
     seconds of each other are folded.
 
     The launcher gets its own session, so that a Ctrl-C reaches it once, from here: Open MPI's and MPICH's
-    launchers take a second one for an order to leave their ranks behind. Ranks that outlive it are killed.
+    launchers take a second one for an order to leave their ranks behind. Ranks that outlive it are killed,
+    and the shared memory that they left on this node is removed.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *arguments: 0
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks whose launcher died become our children, so we can find them
@@ -43,7 +45,7 @@ def supervise(
         received.append(number)
 
     before = {number: signal.signal(number, note) for number in ENDING}
-    passed = None
+    passed, began = None, time.time()
     try:
         job = subprocess.Popen(
             argv,
@@ -64,6 +66,8 @@ def supervise(
             code = 128 + received[0] if received else TIMED_OUT
             stop(job, grace, received)
         kill_children()
+        if code:
+            leftovers.remove(began)
         if passed:
             passed.finish()
     finally:

@@ -132,6 +132,13 @@ def test_plot(result, tmp_path):
     pytest.importorskip("matplotlib")
     results.plot(result, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    shown = CliRunner().invoke(bench.command, ["allreduce", "--plot", str(tmp_path / "plot.doc")])
+    assert shown.exit_code == 2 and "plot.doc: unknown kind of picture; known are" in shown.output
+
+
+def test_a_device_is_written_to_and_stays_one(result):
+    results.save(result, Path(os.devnull))
+    assert Path(os.devnull).is_char_device()
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (8, "8 B"), (65536, "64 KiB"), (1500, "1.5 KiB")])

@@ -25,6 +25,7 @@ GOOD = {
     "launch": {"/venv/bin/mpirun": {"code": 0, "sizes": [2, 2], "words": ""}},
     "init": {"thread": "MULTIPLE"},
     "shm": {"size": 8 << 30, "free": 8 << 30},
+    "leftovers": {},
     "cores": {"physical": 4, "quota": None},
     "threads": {},
     "fabric": {
@@ -91,6 +92,12 @@ MPICH_ONLY = [("/usr/bin/mpirun", "mpich", "4.0.2")]
         ({"init": {"error": "signal 11"}}, "error", "MPI_Init", "signal 11"),
         ({"init": {"thread": "SERIALIZED"}}, "warning", "thread level", "SERIALIZED"),
         ({"shm": {"size": 64 << 20, "free": 64 << 20}}, "warning", "shared memory", "64 MiB"),
+        (
+            {"leftovers": {"/dev/shm/sm_segment.node.0.1": 70 << 20, "/dev/shm/mpich_shm_7_0": 1 << 20}},
+            "warning",
+            "shared memory",
+            "2 files of ended jobs, 71 MiB",
+        ),
         ({"cores": {"physical": 8, "quota": 2.0}}, "warning", "cores", "2 CPUs of 8"),
         ({"threads": {"OMP_NUM_THREADS": "64"}}, "warning", "BLAS threads", "64"),
         ({"slurm": {**SLURM, "plugins": "none pmi2"}}, "warning", "Slurm", "24.11"),

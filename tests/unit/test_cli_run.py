@@ -65,6 +65,15 @@ def test_infiniband_keeps_its_windows():
     assert "OMPI_MCA_osc" not in prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, infiniband=True)).env
 
 
+def test_more_ranks_than_memory_holds_are_refused():
+    machine = Machine(cores=4, memory=8 << 30)
+    assert prepare(OPENMPI, OPENMPI, 400, machine)
+    with pytest.raises(click.ClickException, match="999999 ranks on a node need 19531 GiB.* has 8 GiB"):
+        prepare(OPENMPI, OPENMPI, 999_999, machine)
+    machine.allocation = Allocation("Slurm", 6400, 100)
+    assert prepare(OPENMPI, OPENMPI, 6400, machine)
+
+
 def test_an_allocation_refuses_oversubscription_unless_asked():
     machine = Machine(cores=4, allocation=Allocation("Slurm", 8, 2), environ={"SLURM_JOB_ID": "1"})
     with pytest.raises(click.ClickException, match=r"9 ranks.*Slurm allocation has room for 8"):
@@ -192,7 +201,8 @@ def test_a_failing_rank_ends_the_job_with_its_code(script):
 def told(tmp_path, text, **more):
     """The code and the stderr of 3 ranks of a program that ends so, once all of them are there."""
     path = tmp_path / "fail.py"
-    path.write_text(f"import sys\nfrom mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\n{text}\n")
+    there = "rank = MPI.COMM_WORLD.Get_rank()\nMPI.COMM_WORLD.Barrier()"
+    path.write_text(f"import sys\nfrom mpi4py import MPI\n{there}\n{text}\n")
     # so long a rank waits for the others, however busy the machine is
     done = mpicoll_run("-n", "3", "--quiet", str(path), **{"MPICOLL_FOLD": "2", **more})
     return done.returncode, done.stderr
@@ -226,7 +236,14 @@ def test_an_error_before_mpi_has_started(tmp_path):
 def test_exit_codes_and_messages(tmp_path, argument, expected):
     code, err = told(tmp_path, f"sys.exit({argument})")
     assert code == expected and "Traceback" not in err
-    assert (err == "ranks 0-2 of 3: no data\n") is (expected == 1)
+    assert err == {3: "ranks 0-2 of 3: left with exit code 3\n", 1: "ranks 0-2 of 3: no data\n", 0: ""}[code]
+
+
+def test_one_rank_leaves_as_quietly_as_any_program(tmp_path):
+    path = tmp_path / "leave.py"
+    path.write_text("import sys\nfrom mpi4py import MPI\nsys.exit(3)\n")
+    done = mpicoll_run("-n", "1", "--quiet", str(path))
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 def test_errors_as_they_come_where_folding_is_off(tmp_path):
