@@ -330,7 +330,7 @@ def test_what_was_told_is_shown_where_the_job_is_stopped(tmp_path):
         "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
         "if MPI.COMM_WORLD.rank == 1: raise ValueError('early')\nMPI.COMM_WORLD.recv()\n"
     )
-    done = mpicoll_run("-n", "2", "--timeout", "8", str(path), **rank_waits)
+    done = mpicoll_run("-n", "2", "--timeout", "15", str(path), **rank_waits)
     assert done.returncode == 124 and "rank 1 of 2: Traceback" in done.stderr
 
 

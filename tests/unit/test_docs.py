@@ -27,9 +27,9 @@ def run(folder, ranks, *words):
     call = [sys.executable]
     if ranks > 1:
         call += ["-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", "run", "--quiet"]
-        call += ["--timeout", "90", "-n", str(ranks)]
+        call += ["--timeout", "240", "-n", str(ranks)]
     env = {**inherited, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*call, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*call, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
