@@ -25,7 +25,7 @@ from train_gpt import evaluate, read_config, read_text, train
 from train_text import failing_together, start
 
 import mpicoll
-from mpicoll.data import replacing
+from mpicoll.data import make_folder, replacing
 
 ROW = "{:<96} {:>7} {:>7} {:>7} {:>7} {:>10}"
 
@@ -104,6 +104,9 @@ def main(
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     common, console = read_config(comm, config, changes), terminal_console(comm.rank)
     chosen = {run: read_config(comm, config, (*changes, *run.split())) for run in runs or usual(common)}
+    with failing_together(comm):
+        if keep and comm.rank == 0:
+            make_folder(keep.parent)
     with bar(console) as progress:
         text, held_out, checksum = read_text(comm, common, progress)
     console.print(ROW.format("settings", "loss", "", "+-" if seeds > 1 else "", "sent", "compressed"))

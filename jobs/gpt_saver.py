@@ -8,7 +8,7 @@ from typing import Any
 
 from gpt import GPT
 from gpt_config import Config
-from report import Curve
+from report import Curve, counted
 from rich.console import Console
 
 import mpicoll
@@ -51,8 +51,8 @@ class Saver:
         curve.loss[:] = saved.extra["loss"]
         curve.validation.update({int(step): loss for step, loss in saved.extra["validation"].items()})
         curve.seconds, curve.communicating = saved.extra["seconds"], saved.extra["communicating"]
-        ranks = f"{saved.ranks} {'ranks' if saved.ranks > 1 else 'rank'}"
-        self.console.print(f"going on after step {saved.step}, which {ranks} saved in {saved.path}")
+        by = counted(saved.ranks)
+        self.console.print(f"going on after step {saved.step}, which {by} saved in {saved.path}")
         return saved.step
 
     def save(self, step: int, model: GPT, optimizer: DistributedOptimizer, curve: Curve) -> bool:

@@ -75,6 +75,11 @@ def bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def counted(ranks: int) -> str:
+    """Return a number of ranks in words."""
+    return f"{ranks} {'ranks' if ranks > 1 else 'rank'}"
+
+
 def check_finite(loss: float, step: int, remedy: str) -> None:
     """End the run if it cannot go on; on every rank, for all have the same loss."""
     if not math.isfinite(loss):

@@ -29,6 +29,7 @@ from report import (
     check_alike,
     check_finite,
     conclude,
+    counted,
     show_text,
     terminal_console,
     write_curve,
@@ -39,8 +40,7 @@ from train_text import CACHE, failing_together, open_data, start
 
 import mpicoll
 from mpicoll.checkpoint import CheckpointError
-from mpicoll.data import DataError
-from mpicoll.files import make_folder
+from mpicoll.data import DataError, make_folder
 from mpicoll.nn import Draw
 from mpicoll.optim import DistributedOptimizer, broadcast_parameters
 from mpicoll.sampler import Sampler, part
@@ -156,8 +156,7 @@ def read_text(
                 f"{data.path}: {len(text)} bytes to train on and {len(held_out)} held out are too few for "
                 f"batches of {config.training.batch} sequences of {config.model.context} bytes"
             )
-    ranks = f"{comm.size} {'ranks' if comm.size > 1 else 'rank'}"
-    progress.console.print(f"{ranks}, {(len(text) + len(held_out)) / 1e6:.1f} MB: {data.source}")
+    progress.console.print(f"{counted(comm.size)}, {(len(text) + len(held_out)) / 1e6:.1f} MB: {data.source}")
     return text, held_out, data.sha256
 
 

@@ -32,6 +32,7 @@ from report import (
     check_alike,
     check_finite,
     conclude,
+    counted,
     show_text,
     terminal_console,
     write_curve,
@@ -40,8 +41,7 @@ from rich.progress import Progress
 
 import mpicoll
 from mpicoll.buckets import Buckets
-from mpicoll.data import DataError, TextData, pack_text, stdlib_sources
-from mpicoll.files import make_folder
+from mpicoll.data import DataError, TextData, make_folder, pack_text, stdlib_sources
 from mpicoll.optim import Adam, broadcast_parameters
 from mpicoll.sampler import Sampler, part
 
@@ -195,7 +195,7 @@ def main(
         if min(len(train_part), len(held_out)) <= settings.context:
             raise DataError(f"{text.path}: {len(text)} bytes are too few for a context of {settings.context}")
     megabytes = (len(train_part) + len(held_out)) / 1e6
-    console.print(f"{comm.size} {'ranks' if comm.size > 1 else 'rank'}, {megabytes:.1f} MB: {text.source}")
+    console.print(f"{counted(comm.size)}, {megabytes:.1f} MB: {text.source}")
     unigram = min(entropy(train_part), entropy(held_out))
     with bar(console) as progress:
         model, curve = train(
@@ -213,6 +213,7 @@ def main(
 
 def start(command: click.Command = main) -> None:
     """Run the command line; of an error that all ranks share, rank 0 tells."""
+    before = warnings.formatwarning
     warnings.formatwarning = lambda message, *about, **more: f"Warning: {message}\n"  # not which line of ours
     try:
         command(standalone_mode=False)
@@ -221,6 +222,8 @@ def start(command: click.Command = main) -> None:
             error.show()
         MPI.COMM_WORLD.Barrier()  # a launcher ends all ranks once one has failed: rank 0 first has its say
         sys.exit(error.exit_code)
+    finally:
+        warnings.formatwarning = before
 
 
 if __name__ == "__main__":

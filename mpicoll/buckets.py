@@ -18,7 +18,22 @@ __all__ = ["Buckets", "Flat", "runs", "zeros_like"]
 BUCKET_NBYTES = 1 << 22  #: beyond a few MiB a larger bucket is no faster, and the first one is ready later
 
 
-class Flat(Mapping[str, "NDArray[Any]"]):
+class _Views(Mapping[str, "NDArray[Any]"]):
+    """A mapping from names to the views that a subclass makes."""
+
+    _views: dict[str, NDArray[Any]]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+class Flat(_Views):
     """Named arrays laid out one after another in one flat buffer.
 
     A mapping from names to views: writing to a view writes to `flat`, and the other way round.
@@ -73,17 +88,8 @@ class Flat(Mapping[str, "NDArray[Any]"]):
             return None
         return self.flat[places[0][0] : places[-1][1]]
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._views[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
-
-
-class Buckets(Mapping[str, "NDArray[Any]"]):
+class Buckets(_Views):
     """Gradients as views in flat buckets, averaged in place over a communicator.
 
     A mapping from the parameters' names to arrays of the same shapes, to be written by the backward pass
@@ -137,15 +143,6 @@ class Buckets(Mapping[str, "NDArray[Any]"]):
 
         for bucket in self.buckets:
             self.comm.Allreduce(MPI.IN_PLACE, bucket.flat, op=AVG)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._views[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
 
 
 def zeros_like(

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["make_folder", "replacing", "sync"]
+__all__ = ["check_folder", "make_folder", "replacing", "sync"]
 
 
 def make_folder(folder: Path) -> None:
@@ -21,6 +21,11 @@ def make_folder(folder: Path) -> None:
         Naming the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Find out whether files can be made in a folder; OSError, naming it, where they cannot."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -40,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
     ...     temporary.write_text("step,loss\n")
     """
     # Several nodes may write one file on a shared disk: each needs a temporary of its own.
-    temporary = path.with_name(f".{path.stem}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f".{path.stem[:100]}.{socket.gethostname()}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         sync(temporary)

@@ -56,7 +56,7 @@ class Checkpoints:
 
     A state is a mapping from names to arrays, or to mappings of that kind.  A plain array is the same on
     every rank, and the ranks share the work of writing it; a `Shard` is a rank's own block of an array.
-    Making the object, `save`, `load` and `close` are collective over `comm`.
+    Making the object and all its methods are collective over `comm`.
 
     Parameters
     ----------
@@ -236,6 +236,7 @@ class Checkpoints:
 
     def check_writable(self) -> None:
         """Make the folder, and raise if a rank cannot write to it: an error now, not when it first saves."""
+        self.wait()
         self._ranks.on_root(make_folder, self.folder)
         with self._ranks.agreeing():
             if self._writing and not self.folder.is_dir():

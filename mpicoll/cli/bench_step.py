@@ -55,7 +55,7 @@ def specification(ctx: click.Context, what: str, options: dict[str, Any]) -> dic
 @click.option("--compute", type=click.Choice(["matmul", "sleep"]), default="matmul", show_default=True,
               help="Matrix products, or none, as where a device computes.")
 @click.option("--seconds", type=Seconds(), default="0.02", show_default=True, metavar="SECONDS|comm",
-              help="Compute of each bucket; comm: as long as its communication takes.")
+              help="Compute of each bucket, to 60; comm: as long as its communication takes.")
 @click.option("--buckets", type=click.IntRange(1), default=8, show_default=True, help="Buckets of a step.")
 @click.option("--bucket-mb", type=Finite(0.001, 1 << 16), default=1, show_default=True,
               help="MiB of a bucket.")

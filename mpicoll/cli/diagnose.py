@@ -179,8 +179,8 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
             "warning",
             "shared memory",
             f"{len(left)} files of ended jobs, {sum(left.values()) >> 20} MiB",
-            "nobody uses them: killed ranks leave them, and Open MPI's where a program starts without mpirun",
-            f"while no job of yours is starting: rm {' '.join(kinds)}",
+            "killed ranks leave theirs, and Open MPI its own where a program was started without mpirun",
+            f"while no MPI program of yours runs here: rm {' '.join(kinds)}",
         )
 
 

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -89,7 +90,9 @@ def mpi4py_origin() -> dict[str, str] | None:
 
 def try_alone() -> dict[str, str]:
     """MPI_Init in one process: its thread level, or what went wrong."""
+    began = time.time()
     code, out, err = probe.output([sys.executable, "-c", SINGLE], env=probe.unlaunched(os.environ))
+    leftovers.remove(began)  # without mpirun, Open MPI leaves its shared memory
     if code == 0:
         return {"thread": out.split()[-1]}
     return {"error": next(iter(err.strip().splitlines()), f"exit code {code}")}

@@ -31,7 +31,7 @@ ABORTS = re.compile(
 
 
 def records(rank: int, size: int, text: str) -> list[bytes]:
-    """The lines with which a rank tells of its end."""
+    """The lines with which a rank tells of its end; of no text it is one line too."""
     parts = [text[at : at + PART] for at in range(0, max(len(text), 1), PART)]
     bodies = [json.dumps([rank, size, number, len(parts), part]) for number, part in enumerate(parts)]
     return [b"%s%08x %s\n" % (MARK, zlib.crc32(body.encode()), body.encode()) for body in bodies]

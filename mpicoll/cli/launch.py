@@ -87,10 +87,10 @@ def prepare(
             "ask the scheduler for more tasks, or pass --oversubscribe to share cores"
         )
     local = -(-ranks // nodes)  # ranks of the fullest node
-    if machine.memory and local * RANK_NBYTES > machine.memory:
+    if not allocated and machine.memory and ranks * RANK_NBYTES > machine.memory:
+        need, have = (f"{nbytes / (1 << 30):.1f} GiB" for nbytes in (ranks * RANK_NBYTES, machine.memory))
         raise click.ClickException(
-            f"{local} ranks on a node need {local * RANK_NBYTES >> 30} GiB or more to start, "
-            f"and this one has {machine.memory >> 30} GiB: start fewer ranks"
+            f"{ranks} ranks need {need} or more to start, and this machine has {have}: start fewer"
         )
     share = int(given.get("SLURM_CPUS_PER_TASK", 0)) or max(1, machine.cores // local)
     why = f"{machine.cores} cores / {local} ranks" + (" of a node" if nodes > 1 else "")

@@ -14,22 +14,24 @@ LATE = 0.1  # seconds by which a file may seem older than the clock says: the ke
 
 
 def abandoned(since: float = 0.0) -> dict[Path, int]:
-    """Segments of this user, made at this time or later, that no process uses any more; and their bytes."""
+    """Segments of this user, made at this time or later, that no process uses any more; and their bytes.
+
+    Processes of another PID namespace that shares this memory cannot be seen.
+    """
     found = {}
-    with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
-        for entry in entries:
-            about = entry.stat()
+    # Elsewhere than in a file system of its own, an inode may have several numbers.
+    for path in FOLDER.glob("*") if os.path.ismount(FOLDER) else ():
+        with contextlib.suppress(OSError):
+            about = path.lstat()
             mine = about.st_uid == os.geteuid() and about.st_ctime >= since - LATE
-            if mine and SEGMENT.match(entry.name):
-                found[Path(entry.path)] = about
-    if not found or not os.path.ismount(FOLDER):  # the inodes of other file systems may have several names
-        return {}
-    used = set(_used())
+            if mine and SEGMENT.match(path.name):
+                found[path] = about
+    used = set(_used()) if found else set()
     return {path: about.st_blocks * 512 for path, about in found.items() if about.st_ino not in used}
 
 
 def remove(since: float) -> None:
-    """Remove what a job left that began at this time."""
+    """Remove what nobody uses of the segments that were made since this time."""
     for path in abandoned(since):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -41,17 +43,20 @@ def kind(path: str) -> str:
 
 
 def _used() -> Iterator[int]:
-    """Inodes in the folder's file system that a process has mapped or open, as far as we may look."""
+    """Inodes in the folder's file system that a process of this user has mapped or open."""
     device = os.stat(FOLDER).st_dev
-    mark = f"{os.major(device):02x}:{os.minor(device):02x}"
+    mark = f"{os.major(device):02x}:{os.minor(device):02x}".encode()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for line in (process / "maps").read_bytes().splitlines():
-                _, _, _, where, inode, *_ = line.split(maxsplit=5)
-                if where.decode() == mark:
-                    yield int(inode)
-        with contextlib.suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
+        try:
+            maps, descriptors = (process / "maps").read_bytes(), list((process / "fd").iterdir())
+        except OSError:  # it has ended, or it hides its memory: ranks cannot, they read each other's
+            continue
+        for line in maps.splitlines():
+            _, _, _, where, inode, *_ = line.split(maxsplit=5)
+            if where == mark:
+                yield int(inode)
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # it was closed
                 about = descriptor.stat()
                 if about.st_dev == device:
                     yield about.st_ino

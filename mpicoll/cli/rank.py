@@ -39,7 +39,7 @@ def main() -> None:
     except SystemExit as exc:
         if sys.excepthook is not told or not exc.code:
             raise
-        if isinstance(exc.code, int):
+        if isinstance(exc.code, int):  # of one rank nothing is told, but that it has: launchers say more
             tell(f"left with exit code {exc.code}\n" if settings.number("MPICOLL_RANKS", 1) > 1 else "")
             raise
         tell(f"{exc.code}\n")  # as Python would print it

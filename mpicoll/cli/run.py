@@ -19,6 +19,7 @@ from mpicoll.cli.supervise import supervise
 from mpicoll.cli.values import Finite
 
 RANK = "mpicoll.cli.rank"
+LONGEST = 3600  # seconds
 
 
 def find(
@@ -146,6 +147,8 @@ def command(
     argv = program(words, module)
     try:
         wait = settings.number("MPICOLL_FOLD", 0.2)
+        if wait > LONGEST:
+            raise ValueError(f"MPICOLL_FOLD={wait:g}: expected at most {LONGEST} seconds")
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
     if launcher.launched(os.environ):

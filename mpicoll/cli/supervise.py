@@ -34,8 +34,8 @@ def supervise(
     seconds of each other are folded.
 
     The launcher gets its own session, so that a Ctrl-C reaches it once, from here: Open MPI's and MPICH's
-    launchers take a second one for an order to leave their ranks behind. Ranks that outlive it are killed,
-    and the shared memory that they left on this node is removed.
+    launchers take a second one for an order to leave their ranks behind. Ranks that outlive it are killed.
+    Where the job failed, the MPI's shared memory that nobody on this node uses any more is removed.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *arguments: 0
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # ranks whose launcher died become our children, so we can find them

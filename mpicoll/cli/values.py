@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from mpicoll.files import check_folder
+
 
 class Finite(click.FloatRange):
     """A number in a range, which infinity and nan are not: `click` lets them through."""
@@ -28,13 +30,16 @@ class NewFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, once a file was made there."""
-        path = super().convert(value, param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"{path.parent}: no such directory", param, ctx)
+        path = Path(str(super().convert(value, param, ctx)))
+        real = path.resolve()
+        if not real.parent.is_dir():
+            self.fail(f"{real.parent}: no such directory", param, ctx)
         try:
-            if not path.exists():
-                path.touch()
-                path.unlink()
+            if not real.exists():
+                real.touch()
+                real.unlink()
+            elif real.is_file():
+                check_folder(real.parent)  # a new file will take its place
         except OSError as error:
             self.fail(f"{path}: no file can be made there ({error.strerror})", param, ctx)
         return path

@@ -34,7 +34,9 @@ class DistributedOptimizer:
     """Wraps an optimizer: `step` first combines the gradients of all ranks. Making one is collective.
 
     The backward pass writes into `gradients`. Where it also says when each one is complete (`grad_ready`),
-    buckets are on their way while it goes on.
+    buckets are on their way while it goes on. Where several of these share a communicator, their backward
+    passes and steps come one after the other, in the same order on every rank; else give each its own
+    ``comm.Dup()``.
 
     Parameters
     ----------
@@ -183,8 +185,6 @@ class DistributedOptimizer:
 
     def step(self) -> Any:
         """Combine the gradients of all ranks and update the parameters; collective.
-
-        Where a program has several of these over one communicator, ranks step them in the same order.
 
         Returns
         -------

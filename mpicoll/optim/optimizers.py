@@ -27,15 +27,18 @@ BLOCK = 1 << 16  # elements updated at once: what lies between two lines of arit
 
 
 def check_params(params: Arrays) -> None:
-    """Refuse what no step can change, naming the parameter: all but arrays of floating-point numbers."""
+    """Refuse what no step can change, naming the parameter: all but arrays of real floating-point numbers."""
     for name, param in params.items():
         dtype = getattr(param, "dtype", None)
         if dtype is None:
             raise ValueError(f"parameter {name!r} is a {type(param).__name__}, expected an array")
         try:
-            ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # knows bfloat16, as numpy's does not
-        except ValueError:
-            raise ValueError(f"parameter {name!r} is of {dtype}, expected floating-point numbers") from None
+            # it knows bfloat16, as numpy's does not, and takes complex numbers
+            real = ml_dtypes.finfo(dtype) and np.dtype(dtype).kind != "c"  # type: ignore[no-untyped-call]
+        except (TypeError, ValueError):
+            real = False
+        if not real:
+            raise ValueError(f"parameter {name!r} is of {dtype}, expected real floating-point numbers")
 
 
 class Optimizer(ABC):

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mpicoll.cli import bench, launches, results, script
+from mpicoll.cli.values import NewFile
 
 pytest.importorskip("mpi4py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,9 +138,22 @@ def test_plot(result, tmp_path):
     assert shown.exit_code == 2 and "plot.doc: unknown kind of picture; known are" in shown.output
 
 
-def test_a_device_is_written_to_and_stays_one(result):
-    results.save(result, Path(os.devnull))
-    assert Path(os.devnull).is_char_device()
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(result, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit((tmp_path / "pipe").read_text)
+        results.save(result, tmp_path / "pipe")
+        assert json.loads(read.result(30)) == result
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_is_written_through_and_looking_leaves_it_alone(result, tmp_path):
+    link, file = tmp_path / "link.json", tmp_path / "file.json"
+    link.symlink_to(file)
+    assert NewFile().convert(str(link), None, None) == link
+    assert link.is_symlink() and not file.exists()
+    results.save(result, link)
+    assert link.is_symlink() and results.load(file) == result
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (8, "8 B"), (65536, "64 KiB"), (1500, "1.5 KiB")])

@@ -313,8 +313,9 @@ def test_bad_hyperparameters_are_refused():
         (lambda: SGD(params(), -1), "lr must not be negative, got -1"),
         (
             lambda: Adam({"index": np.arange(3)}, 0.1),
-            "parameter 'index' is of int64, expected floating-point numbers",
+            "parameter 'index' is of int64, expected real floating-point numbers",
         ),
+        (lambda: SGD({"w": np.ones(2, complex)}, 0.1), "parameter 'w' is of complex128, expected real"),
         (lambda: SGD({"w": [1.0, 2.0]}, 0.1), "parameter 'w' is a list, expected an array"),
         (lambda: Adam(params(), math.nan), "lr must not be negative, got nan"),
         (lambda: SGD(params(), 0.1, 1.0), "momentum must be in"),
