@@ -25,7 +25,7 @@ from train_gpt import evaluate, read_config, read_text, train
 from train_text import failing_together, start
 
 import mpicoll
-from mpicoll.data import make_folder, replacing
+from mpicoll.data import check_folder, replacing
 
 ROW = "{:<96} {:>7} {:>7} {:>7} {:>7} {:>10}"
 
@@ -99,14 +99,14 @@ def main(
     keep: Path | None,
 ) -> None:
     """Train the GPT of CONFIG with the settings of each --run, and compare them with those of the first."""
-    if len(set(runs)) < len(runs):
-        raise click.UsageError("a --run is given twice; --seeds 2 trains each twice")
     comm = mpicoll.Intracomm(MPI.COMM_WORLD)
     common, console = read_config(comm, config, changes), terminal_console(comm.rank)
     chosen = {run: read_config(comm, config, (*changes, *run.split())) for run in runs or usual(common)}
+    if len({repr(wanted) for wanted in chosen.values()}) < len(runs):
+        raise click.UsageError("two --run say the same; --seeds 2 trains each twice")
     with failing_together(comm):
         if keep and comm.rank == 0:
-            make_folder(keep.parent)
+            check_folder(keep.resolve().parent)
     with bar(console) as progress:
         text, held_out, checksum = read_text(comm, common, progress)
     console.print(ROW.format("settings", "loss", "", "+-" if seeds > 1 else "", "sent", "compressed"))
@@ -118,7 +118,7 @@ def main(
             results[run] = measure(comm, text, held_out, wanted, seeds, sequences, console)
         except click.ClickException as error:  # on every rank: it has diverged, the next may not
             if not results:  # and there is nothing to compare the next with
-                raise
+                raise click.ClickException(f"{run}: {error.message}") from error
             failed[run] = error.message
             console.print(f"{run}  {error.message}")
         else:

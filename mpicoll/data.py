@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from mpicoll.files import make_folder, replacing
+from mpicoll.files import check_folder, make_folder, replacing
 from mpicoll.hdf5 import pack
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.progress import Progress
 
-__all__ = ["DataError", "TextData", "make_folder", "pack_text", "replacing", "stdlib_sources"]
+__all__ = ["DataError", "TextData", "check_folder", "make_folder", "pack_text", "replacing", "stdlib_sources"]
 
 FORMAT = 1
 BLOCK = 1 << 20  #: bytes per read and write

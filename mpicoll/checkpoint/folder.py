@@ -52,7 +52,7 @@ class Kept:
 
 def kept(folder: Path) -> list[Kept]:
     """Return what is there, complete or not, in the order of saving."""
-    if not folder.is_dir():
+    if not folder.exists():
         return []
     names = [(_NAME.fullmatch(entry.name), entry.path) for entry in os.scandir(folder)]
     return sorted(Kept(int(name[1]), int(name[2]), Path(path)) for name, path in names if name)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +105,8 @@ class Checkpoints:
         model: Any = None,
         per_node: bool = False,
     ) -> None:
-        if keep < 1:
-            raise CheckpointError(f"keep must be at least 1, got {keep}")
+        if not isinstance(keep, (int, Integral)) or keep < 1:
+            raise CheckpointError(f"keep must be a whole number of at least 1, got {keep!r}")
         self.folder = Path(folder)
         self.keep = keep
         self.model = _plain("model", model)
@@ -193,10 +194,11 @@ class Checkpoints:
         elif self._thread is not None:  # other ranks may not come here: nothing that needs them
             self._thread.join()
 
-    def _begin(self, step: int, extra: Any) -> tuple[Path, dict[str, Any]]:
+    def _begin(self, step: Any, extra: Any) -> tuple[Path, dict[str, Any]]:
         """Return the new checkpoint's folder and what its manifest begins with."""
-        if not isinstance(step, int) or step < 0:
+        if not isinstance(step, Integral) or isinstance(step, bool) or step < 0:
             raise CheckpointError(f"step must be an integer, not negative, got {step!r}")
+        step = int(step)
         about = {"model": self.model, "extra": _plain("extra", extra)}
         if not self._looked:
             self._check_empty()
@@ -211,7 +213,8 @@ class Checkpoints:
             )
 
     def _tidy(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # the checkpoint is complete; what stays for now goes next time
+        # The checkpoint is complete, and the other ranks wait for word; what stays for now goes next time.
+        with contextlib.suppress(Exception):
             prune(self.folder, self.keep, self._damaged)
             self._lockless = locks_refused(path)
 

@@ -13,6 +13,7 @@ from mpicoll.cli import results
 from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, save, show_option
 from mpicoll.cli.values import Finite, NewFile
 
+MOST = 1 << 40  # bytes
 START = 1.5  # seconds that a launch takes before it measures
 OPS = ("sum", "prod", "min", "max", "avg")
 SHOWN = {"nccl": results.as_nccl, "json": results.as_json, "markdown": results.as_markdown}
@@ -34,7 +35,10 @@ class Size(click.ParamType):
         match = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", value.strip(), re.IGNORECASE)
         if not match:
             self.fail(f"{value!r} is no size: expected bytes, such as 8, 64K, 4M or 1G", param, ctx)
-        return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+        nbytes = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+        if not 1 <= nbytes <= MOST:
+            self.fail(f"{value!r} is no size between 1 and 1024G", param, ctx)
+        return nbytes
 
 
 def sizes(first: int, last: int, factor: int) -> list[int]:
@@ -92,7 +96,7 @@ def wanted(names: str, own: tuple[str, ...]) -> list[str]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("collective", type=click.Choice(algorithms.COLLECTIVES), required=False,
                 metavar="COLLECTIVE")
-@click.option("-n", "--ranks", type=click.IntRange(1), default=2, show_default=True,
+@click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), default=2, show_default=True,
               help="Ranks of a launch.")
 @click.option("-b", "--from", "first", type=Size(), default="8", show_default=True, help="Smallest size.")
 @click.option("-e", "--to", "last", type=Size(), default="64M", show_default=True, help="Largest size.")
@@ -112,7 +116,8 @@ def wanted(names: str, own: tuple[str, ...]) -> list[str]:
 @click.option("--in-place/--out-of-place", default=None,
               help="Where the result goes. [default: in place for allreduce, as gradients do]")
 @launches_option
-@click.option("--iters", type=click.IntRange(1), help="Iterations per size and launch, not by --seconds.")
+@click.option("--iters", type=click.IntRange(1, 1_000_000),
+              help="Iterations per size and launch, not by --seconds.")
 @click.option("--seconds", type=Finite(1), default=100, show_default=True,
               help="Time to fill with iterations, all launches together.")
 @click.option("--call-overhead", is_flag=True,
@@ -155,6 +160,8 @@ def command(
     mpicoll bench allreduce --algorithm mine.py:ring  your own algorithm beside them
     mpicoll bench --show kept.json --format markdown  a kept result again
     """  # noqa: D301  click reads the \\b
+    if plot and plot == keep:
+        raise click.UsageError("--keep and --plot name one file")
     if plot:
         try:
             results.check_plot(plot)
@@ -199,7 +206,7 @@ def command(
     if plot:
         try:
             results.plot(result, plot)
-        except OSError as exc:
-            raise click.ClickException(f"{plot}: not drawn: {exc.strerror}") from exc
+        except (OSError, RuntimeError) as exc:  # a kind of picture may need a program that is not there
+            raise click.ClickException(f"{plot}: not drawn: {exc}") from exc
     if any(row.wrong for row in results.rows(result)):
         raise click.ClickException("wrong results: see the column #wrong")

@@ -49,19 +49,20 @@ def specification(ctx: click.Context, what: str, options: dict[str, Any]) -> dic
 # fmt: off
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("what", type=click.Choice(list(ITERS)), required=False, metavar="[overlap|overhead]")
-@click.option("-n", "--ranks", type=click.IntRange(2), default=2, show_default=True,
+@click.option("-n", "--ranks", type=click.IntRange(2, 1_000_000), default=2, show_default=True,
               help="Ranks of a launch.")
 @click.option("--threads", type=click.IntRange(1), help="BLAS threads per rank [default: cores / ranks].")
 @click.option("--compute", type=click.Choice(["matmul", "sleep"]), default="matmul", show_default=True,
               help="Matrix products, or none, as where a device computes.")
 @click.option("--seconds", type=Seconds(), default="0.02", show_default=True, metavar="SECONDS|comm",
               help="Compute of each bucket, to 60; comm: as long as its communication takes.")
-@click.option("--buckets", type=click.IntRange(1), default=8, show_default=True, help="Buckets of a step.")
+@click.option("--buckets", type=click.IntRange(1, 1000), default=8, show_default=True,
+              help="Buckets of a step.")
 @click.option("--bucket-mb", type=Finite(0.001, 1 << 16), default=1, show_default=True,
               help="MiB of a bucket.")
 @click.option("--against", type=click.Choice(["ddp"]),
               help="And the same network in PyTorch, with DistributedDataParallel over gloo.")
-@click.option("--iters", type=click.IntRange(1), help="Steps of each kind and launch "
+@click.option("--iters", type=click.IntRange(1, 1_000_000), help="Steps of each kind and launch "
               f"[default: {ITERS['overlap']}; pairs of overhead: {ITERS['overhead']}].")
 @launches_option
 @show_option

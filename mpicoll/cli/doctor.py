@@ -59,7 +59,7 @@ def gather(path: str | None = None) -> dict[str, Any]:
         "launch": {} if broken else try_launch(loaded, chosen, path),
         "init": None if broken else try_alone(),
         "shm": {"size": shm.total if shm else 0, "free": shm.free if shm else 0},
-        "leftovers": {str(path): nbytes for path, nbytes in leftovers.abandoned().items()},
+        "leftovers": {str(path): about.st_blocks * 512 for path, about in leftovers.abandoned().items()},
         "cores": {"physical": probe.cores(), "quota": probe.quota()},
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "fabric": fabric.examine(),

@@ -26,7 +26,8 @@ ABORTS = re.compile(
     rb"(?:.*\n){1,4}?-{74}\n\0?"
     rb"|-{74}\n\w+ detected that one or more processes exited with non-zero status,\n"
     rb"thus causing the job .*\n\n +Process name: \[.*,(\d+)\]\n +Exit code: +\d+\n-{74}\n\0?"
-    rb"|Abort\(\d+\) on node \d+ \(rank (\d+) in comm 0\): application called MPI_Abort\(.*\) - process \d+\n"
+    rb"|Abort\(-?\d+\) on node \d+ \(rank (\d+) in comm 0\): "
+    rb"application called MPI_Abort\(.*\) - process \d+\n"
 )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|mpich_shm)[._]")  # Open MPI's, and MPICH's
+PAUSE = 0.3  # seconds between two looks
 LATE = 0.1  # seconds by which a file may seem older than the clock says: the kernel's is coarse
 
 
-def abandoned(since: float = 0.0) -> dict[Path, int]:
-    """Segments of this user, made at this time or later, that no process uses any more; and their bytes.
+def abandoned(since: float = 0.0) -> dict[Path, os.stat_result]:
+    """Segments of this user, made at this time or later, that no process uses, and what is known of each.
 
     Processes of another PID namespace that shares this memory cannot be seen.
     """
@@ -27,14 +29,21 @@ def abandoned(since: float = 0.0) -> dict[Path, int]:
             if mine and SEGMENT.match(path.name):
                 found[path] = about
     used = set(_used()) if found else set()
-    return {path: about.st_blocks * 512 for path, about in found.items() if about.st_ino not in used}
+    return {path: about for path, about in found.items() if about.st_ino not in used}
 
 
 def remove(since: float) -> None:
     """Remove what nobody uses of the segments that were made since this time."""
-    for path in abandoned(since):
+    # Another job may make and remove segments of one name again and again, and just be between two:
+    # it is the same one, and nobody's, also a while later, or it stays.
+    first = abandoned(since)
+    if not first:
+        return
+    time.sleep(PAUSE)
+    for path, about in abandoned(since).items():
         with contextlib.suppress(OSError):
-            path.unlink()
+            if path in first and first[path].st_ino == about.st_ino == path.lstat().st_ino:
+                path.unlink()
 
 
 def kind(path: str) -> str:
@@ -47,16 +56,15 @@ def _used() -> Iterator[int]:
     device = os.stat(FOLDER).st_dev
     mark = f"{os.major(device):02x}:{os.minor(device):02x}".encode()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            maps, descriptors = (process / "maps").read_bytes(), list((process / "fd").iterdir())
-        except OSError:  # it has ended, or it hides its memory: ranks cannot, they read each other's
-            continue
-        for line in maps.splitlines():
-            _, _, _, where, inode, *_ = line.split(maxsplit=5)
-            if where == mark:
-                yield int(inode)
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # it was closed
-                about = descriptor.stat()
-                if about.st_dev == device:
-                    yield about.st_ino
+        # Who makes a segment opens it, maps it and closes it: in this order it is seen whenever we look.
+        # A process that hides its memory is no rank: those read each other's.
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # it was closed
+                    about = descriptor.stat()
+                    if about.st_dev == device:
+                        yield about.st_ino
+            for line in (process / "maps").read_bytes().splitlines():
+                _, _, _, where, inode, *_ = line.split(maxsplit=5)
+                if where == mark:
+                    yield int(inode)

@@ -37,11 +37,12 @@ def main() -> None:
     try:
         program.main()
     except SystemExit as exc:
-        if sys.excepthook is not told or not exc.code:
+        if sys.excepthook is not told or exc.code is None or exc.code == 0:
             raise
         if isinstance(exc.code, int):  # of one rank nothing is told, but that it has: launchers say more
-            tell(f"left with exit code {exc.code}\n" if settings.number("MPICOLL_RANKS", 1) > 1 else "")
-            raise
+            code = exc.code & 255 or 1  # which the system would make of it; but 0 were success
+            tell(f"left with exit code {code}\n" if settings.number("MPICOLL_RANKS", 1) > 1 else "")
+            raise SystemExit(code) from None
         tell(f"{exc.code}\n")  # as Python would print it
         raise SystemExit(1) from None
 

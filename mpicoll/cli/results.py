@@ -282,10 +282,6 @@ def as_json(result: dict[str, Any]) -> str:
 
 
 def save(result: dict[str, Any], path: Path) -> None:
-    """Keep a result in a file, which is whole or what it was before; a device such as /dev/null stays one."""
-    text = as_json(result) + "\n"
-    if path.exists() and not path.is_file():
-        path.write_text(text)
-        return
-    with replacing(path.resolve()) as temporary:
-        temporary.write_text(text)
+    """Keep a result in a file."""
+    with replacing(path) as temporary:
+        temporary.write_text(as_json(result) + "\n")

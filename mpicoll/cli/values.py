@@ -35,6 +35,8 @@ class NewFile(click.Path):
         if not real.parent.is_dir():
             self.fail(f"{real.parent}: no such directory", param, ctx)
         try:
+            if real.is_dir():
+                self.fail(f"{real}: a directory", param, ctx)
             if not real.exists():
                 real.touch()
                 real.unlink()

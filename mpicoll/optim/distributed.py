@@ -13,8 +13,9 @@ from mpi4py import MPI
 
 from mpicoll.buckets import Buckets, Flat
 from mpicoll.optim.adasum import adasum
+from mpicoll.optim.checks import as_float, check_params
 from mpicoll.optim.exchange import Compression
-from mpicoll.optim.optimizers import Optimizer, check_params
+from mpicoll.optim.optimizers import Optimizer
 from mpicoll.optim.passes import Passes
 from mpicoll.optim.reducer import Reducer, can_hide
 
@@ -107,7 +108,7 @@ class DistributedOptimizer:
         self.optimizer, self.comm, self.op = optimizer, comm, op
         self.params: Mapping[str, Array] = optimizer.params
         check_params(self.params)
-        self.gradients = Buckets(self.params, comm, int(bucket_cap_mb * (1 << 20)), groups)
+        self.gradients = Buckets(self.params, comm, int(float(bucket_cap_mb) * (1 << 20)), groups)
         self.metrics = Flat({name: () for name in metrics}, np.float64)
         self.overlap = (can_hide(comm) if overlap is None else overlap) and op != "adasum"
         self._reducer = Reducer(
@@ -284,17 +285,15 @@ class DistributedOptimizer:
             self._private = None
 
 
-def _check(
-    op: str, bucket_cap_mb: float, passes: Any, predivide: float, compression: Compression | None
-) -> None:
+def _check(op: str, bucket_cap_mb: Any, passes: Any, predivide: Any, compression: Compression | None) -> None:
     if op not in OPS:
         raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
-    if not 0 <= bucket_cap_mb < math.inf:
-        raise ValueError(f"bucket_cap_mb must be a finite number, not negative, got {bucket_cap_mb}")
+    if not 0 <= as_float(bucket_cap_mb) < math.inf:
+        raise ValueError(f"bucket_cap_mb must be a finite number, not negative, got {bucket_cap_mb!r}")
     if not isinstance(passes, Integral) or passes < 1:
-        raise ValueError(f"backward_passes_per_step must be a whole number of at least 1, got {passes}")
-    if not 0 < predivide < math.inf:
-        raise ValueError(f"gradient_predivide_factor must be positive and finite, got {predivide}")
+        raise ValueError(f"backward_passes_per_step must be a whole number of at least 1, got {passes!r}")
+    if not 1e-30 < as_float(predivide) < 1e30:  # which float32 holds
+        raise ValueError(f"gradient_predivide_factor must be between 1e-30 and 1e30, got {predivide!r}")
     if predivide != 1 and op != "average":
         raise ValueError(f"gradient_predivide_factor is for op 'average', got {op!r}")
     if compression is not None and not isinstance(compression, Compression):

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from mpicoll.buckets import Buckets, Flat, runs, zeros_like
+from mpicoll.optim.checks import check_params
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,24 +21,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Arrays = Mapping[str, Array]
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "check_params"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 BLOCK = 1 << 16  # elements updated at once: what lies between two lines of arithmetic stays in cache
-
-
-def check_params(params: Arrays) -> None:
-    """Refuse what no step can change, naming the parameter: all but arrays of real floating-point numbers."""
-    for name, param in params.items():
-        dtype = getattr(param, "dtype", None)
-        if dtype is None:
-            raise ValueError(f"parameter {name!r} is a {type(param).__name__}, expected an array")
-        try:
-            # it knows bfloat16, as numpy's does not, and takes complex numbers
-            real = ml_dtypes.finfo(dtype) and np.dtype(dtype).kind != "c"  # type: ignore[no-untyped-call]
-        except (TypeError, ValueError):
-            real = False
-        if not real:
-            raise ValueError(f"parameter {name!r} is of {dtype}, expected real floating-point numbers")
 
 
 class Optimizer(ABC):

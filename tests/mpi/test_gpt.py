@@ -305,7 +305,8 @@ def test_settings_are_compared_with_the_first(comm, run, folder, capfd):
     assert len(more) == 2 and abs(more).max() < 0.1
     rows = [line.split() for line in shown.splitlines() if line.startswith("communication.")]
     assert [row[-4] for row in rows] == (["+0.00%", f"{more.mean():+.2%}"] if comm.rank == 0 else [])
-    for last, message in ("model.widht=3", "did you mean model.width?"), (runs[0], "given twice"):
+    wrong = {"model.widht=3": "did you mean model.width?", f" {runs[0]}": "two --run say the same"}
+    for last, message in wrong.items():
         with pytest.raises(SystemExit):  # before anything is trained
             run("compare_gpt", *common, *named, "--run", last)
         error = capfd.readouterr()

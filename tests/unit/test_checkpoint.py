@@ -281,6 +281,7 @@ def test_an_error_does_not_hide_behind_another(tmp_path):
     [
         ({"step": -1}, "step must be an integer, not negative, got -1"),
         ({"step": 1.5}, "step must be an integer"),
+        ({"step": True}, "step must be an integer"),
         ({"step": 1, "extra": {"a": np.float32(1)}}, "extra must be what JSON can hold"),
     ],
 )
@@ -306,7 +307,7 @@ def test_a_model_is_compared_as_json_has_it(tmp_path):
 
 
 def test_at_least_one_stays(tmp_path):
-    with pytest.raises(CheckpointError, match="keep must be at least 1, got 0"):
+    with pytest.raises(CheckpointError, match="keep must be a whole number of at least 1, got 0"):
         Checkpoints(tmp_path, MPI.COMM_SELF, keep=0)
 
 

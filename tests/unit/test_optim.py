@@ -317,6 +317,13 @@ def test_bad_hyperparameters_are_refused():
         ),
         (lambda: SGD({"w": np.ones(2, complex)}, 0.1), "parameter 'w' is of complex128, expected real"),
         (lambda: SGD({"w": [1.0, 2.0]}, 0.1), "parameter 'w' is a list, expected an array"),
+        (lambda: SGD({"w": np.float32(1)}, 0.1), "parameter 'w' is a float32, expected an array"),
+        (lambda: SGD({"w": np.broadcast_to(1.0, 3)}, 0.1), "parameter 'w' is read-only"),
+        (
+            lambda: SGD({"w": np.ones(2, ">f4")}, 0.1),
+            "'w' is of >f4, not this machine's byte order",
+        ),
+        (lambda: SGD(None, 0.1), "params must map names to arrays, got a NoneType"),
         (lambda: Adam(params(), math.nan), "lr must not be negative, got nan"),
         (lambda: SGD(params(), 0.1, 1.0), "momentum must be in"),
         (lambda: Adam(params(), betas=(0.9, 1.0)), "betas must be in"),
