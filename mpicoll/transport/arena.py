@@ -29,6 +29,7 @@ LEAST_NBYTES = 8 << 20  # below this the staging slots leave no room for arrays
 # Where cores share no cache, shorter vectors are staged even if they lie in the window: lines that a
 # neighbour has read cost their owner more to write again than a copy.  Longer ones have left the caches.
 IN_PLACE_NBYTES = 8 << 20
+CHEAP_NBYTES = 256 << 10  # where they cost less: what is staged needs one barrier less
 RESERVE = 16  # arrays and staging slots leave this part of a segment (one of 16) to tables
 LARGE = 256 << 10
 SHM = "/dev/shm"
@@ -100,19 +101,20 @@ def create(node: MPI.Intracomm) -> Arena | None:
         return None
     arena = Arena(node, nbytes)
     if not _rewriting_is_dear(arena, node):
-        arena.in_place_nbytes = 0
+        arena.in_place_nbytes = CHEAP_NBYTES
     _made.append(arena)
     return arena
 
 
 def _rewriting_is_dear(arena: Arena, node: MPI.Intracomm, nbytes: int = 256 << 10, times: int = 9) -> bool:
-    """Whether writing lines again that a neighbour has read costs more than copying them.  Collective.
+    """Whether writing lines again that a neighbour has read costs more than staging them.  Collective.
 
-    It does where the ranks' cores share no cache; then short vectors are staged wherever they lie.
+    It does where the ranks' cores share no cache; then short vectors are staged wherever they lie.  Staging
+    copies into lines that a neighbour has read too, but a copy need not fetch what it replaces.
     """
     mine = arena.view(arena.rank, 0, nbytes).view(np.float32)
     aside = arena.view(arena.rank, nbytes, nbytes).view(np.float32)
-    theirs = arena.view((arena.rank + 1) % node.size, 0, nbytes).view(np.uint64)
+    theirs = arena.view((arena.rank + 1) % node.size, 0, 2 * nbytes).view(np.uint64)
     spent = []
     for _ in range(times):
         node.Barrier()
