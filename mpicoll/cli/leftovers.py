@@ -61,9 +61,8 @@ def _used() -> Iterator[int]:
         with contextlib.suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):  # it was closed
-                    about = descriptor.stat()
-                    if about.st_dev == device:
-                        yield about.st_ino
+                    if os.readlink(descriptor).startswith(f"{FOLDER}/"):  # no look at disks, which may hang
+                        yield descriptor.stat().st_ino
             for line in (process / "maps").read_bytes().splitlines():
                 _, _, _, where, inode, *_ = line.split(maxsplit=5)
                 if where == mark:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,8 +67,10 @@ def supervise(
             code = 128 + received[0] if received else TIMED_OUT
             stop(job, grace, received)
         kill_children()
-        if code:
-            leftovers.remove(began)
+        if code:  # a process that hangs in the kernel may let whoever looks at it hang as well
+            cleaner = threading.Thread(target=leftovers.remove, args=(began,), daemon=True)
+            cleaner.start()
+            cleaner.join(grace)
         if passed:
             passed.finish()
     finally:
