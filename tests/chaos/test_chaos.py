@@ -38,7 +38,7 @@ class Run:
             word, *rest = line.split() or [""]
             if word in known:
                 return rest
-        pytest.fail(f"the job ended: {self.process.wait()}")
+        pytest.fail(f"the job ended: {self.process.wait()}\n{self.process.stderr.read()}")
 
     def reach(self, step):
         while self.step < step:
