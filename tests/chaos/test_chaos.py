@@ -5,6 +5,7 @@ python -m pytest tests/chaos --kills 100 --seed 7
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,9 +119,9 @@ def test_every_resume_ends_like_an_undisturbed_run(tmp_path, straight, pytestcon
             victims = run.pids if random.random() < 0.5 else [run.pids[random.integers(RANKS)]]
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
-            for line in run.process.stdout:  # what it did before it died
-                if line.startswith("step"):
-                    run.step = int(line.split()[1])
+            for line in run.process.stdout:  # what it did before it died, perhaps in the midst of a line
+                if told := re.fullmatch(r"step (\d+)\n", line):
+                    run.step = int(told[1])
             reached = run.step
         torn += not all(one.complete for one in kept(tmp_path))
     start, digest = finish(tmp_path, steps)
