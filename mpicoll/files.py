@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
     r"""Give a temporary path in the same folder, which takes the place of `path` once it is complete.
 
     At any instant, and after a crash, `path` is the old file or the new one, never half of one. Links are
-    followed; a device or a pipe stays what it is, and is written to. An `OSError` names `path`.
+    followed; a device or a pipe stays what it is, and is written to. An `OSError` of this file names `path`.
 
     Examples
     --------
@@ -58,7 +58,8 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, real)
     except OSError as error:
-        error.filename = str(path)  # none where a disk is full, and the temporary's where it cannot be made
+        if error.filename is None or str(error.filename) == str(temporary):  # none where a disk is full
+            error.filename = str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -236,3 +236,10 @@ def test_sampler_refuses_nothing_to_deal():
     for count, batch in (0, 1), (1, 0):
         with pytest.raises(ValueError, match="at least 1"):
             Sampler(count, batch)
+
+
+def test_an_error_names_the_file_that_it_is_about(tmp_path):
+    for wrong, named in (tmp_path / "absent.txt", "absent.txt"), (None, "packed.h5"):
+        with pytest.raises(OSError) as error, replacing(tmp_path / "packed.h5") as temporary:
+            (wrong or temporary).read_bytes()
+        assert str(error.value.filename) == str(tmp_path / named)
