@@ -19,7 +19,7 @@ from mpicoll.hdf5 import write
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Blocks", "Plan", "agreed", "collect", "planned", "write_parts"]
+__all__ = ["Blocks", "Plan", "agreed", "collect", "planned", "write_parts", "writes"]
 
 Plan: TypeAlias = dict[str, tuple[Index, str, list[Piece]]]  #: name -> shape, dtype, pieces
 Blocks: TypeAlias = "list[tuple[str, NDArray[Any]]]"  #: dataset in this rank's file, and its content
@@ -106,6 +106,11 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def writes(ranks: Together, files: Sequence[int]) -> bool:
+    """Return whether this rank is the first of those whose file it is, and writes it."""
+    return files.index(files[ranks.rank]) == ranks.rank
+
+
 def write_parts(
     ranks: Together,
     files: Sequence[int],
@@ -129,10 +134,9 @@ def write_parts(
         Called on rank 0 when the checkpoint is complete, before the others hear of it.
     """
     own = problem = record = None
-    number = files[ranks.rank]
     try:
-        if files.index(number) == ranks.rank:
-            name = f"part-{number:05d}.h5"
+        if writes(ranks, files):
+            name = f"part-{files[ranks.rank]:05d}.h5"
             record = {"name": name, **write(path / name, blocks)}
     except FileNotFoundError:
         own = f"{path}: {NOT_SHARED}"

@@ -18,9 +18,9 @@ from mpi4py import MPI
 from mpicoll.checkpoint.folder import FORMAT, NOT_SHARED, locks_refused, make, prune
 from mpicoll.checkpoint.layout import CheckpointError, DamagedError
 from mpicoll.checkpoint.loading import candidates, check_files, compare, fill, open_manifest
-from mpicoll.checkpoint.saving import Blocks, Plan, agreed, collect, planned, write_parts
+from mpicoll.checkpoint.saving import Blocks, Plan, agreed, collect, planned, write_parts, writes
 from mpicoll.checkpoint.together import Together
-from mpicoll.files import make_folder
+from mpicoll.files import check_folder, make_folder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -116,7 +116,6 @@ class Checkpoints:
             node = self._ranks.comm.Split_type(MPI.COMM_TYPE_SHARED)
             writer = node.bcast(writer)
             node.Free()
-        self._writing = writer == self._ranks.rank
         writers = self._ranks.gather(writer)
         self._files = [sorted(set(writers)).index(rank) for rank in writers]  # rank -> number of its file
         self._rooms: dict[str, NDArray[Any]] = {}
@@ -242,10 +241,10 @@ class Checkpoints:
         self.wait()
         self._ranks.on_root(make_folder, self.folder)
         with self._ranks.agreeing():
-            if self._writing and not self.folder.is_dir():
-                raise CheckpointError(f"{self.folder}: {NOT_SHARED}")
-            if self._writing:
-                make_folder(self.folder)
+            if self._ranks.rank and writes(self._ranks, self._files):
+                if not self.folder.is_dir():
+                    raise CheckpointError(f"{self.folder}: {NOT_SHARED}")
+                check_folder(self.folder)
 
     def load(self, state: Mapping[str, Any], step: int | None = None) -> Saved | None:
         """Fill the arrays of a state from the newest checkpoint that is whole.

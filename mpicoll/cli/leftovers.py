@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|mpich_shm)[._]")  # Open MPI's, and MPICH's
+LONGEST = 5.0  # seconds for a look at all processes
 PAUSE = 0.3  # seconds between two looks
 LATE = 0.1  # seconds by which a file may seem older than the clock says: the kernel's is coarse
 
@@ -28,7 +30,15 @@ def abandoned(since: float = 0.0) -> dict[Path, os.stat_result]:
             mine = about.st_uid == os.geteuid() and about.st_ctime >= since - LATE
             if mine and SEGMENT.match(path.name):
                 found[path] = about
-    used = set(_used()) if found else set()
+    if not found:
+        return {}
+    used: set[int] = set()
+    # A process that hangs in the kernel may let whoever looks at it hang as well: then nobody can tell.
+    looking = threading.Thread(target=lambda: used.update(_used()), daemon=True)
+    looking.start()
+    looking.join(LONGEST)
+    if looking.is_alive():
+        return {}
     return {path: about for path, about in found.items() if about.st_ino not in used}
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,10 +66,8 @@ def supervise(
             code = 128 + received[0] if received else TIMED_OUT
             stop(job, grace, received)
         kill_children()
-        if code:  # a process that hangs in the kernel may let whoever looks at it hang as well
-            cleaner = threading.Thread(target=leftovers.remove, args=(began,), daemon=True)
-            cleaner.start()
-            cleaner.join(grace)
+        if code:
+            leftovers.remove(began)
         if passed:
             passed.finish()
     finally:

@@ -24,11 +24,10 @@ def check_params(params: Mapping[str, NDArray[Any]]) -> None:
         dtype = getattr(param, "dtype", None)
         if dtype is None or isinstance(param, np.generic):
             raise ValueError(f"parameter {name!r} is a {type(param).__name__}, expected an array")
-        if isinstance(param, np.ndarray) and not (param.flags.writeable and dtype.isnative):
-            trouble = (
-                "read-only" if not param.flags.writeable else f"of {dtype}, not this machine's byte order"
-            )
-            raise ValueError(f"parameter {name!r} is {trouble}")
+        if isinstance(param, np.ndarray) and not param.flags.writeable:
+            raise ValueError(f"parameter {name!r} is read-only")
+        if isinstance(param, np.ndarray) and not dtype.isnative:
+            raise ValueError(f"parameter {name!r} is of {dtype}, not this machine's byte order")
         try:
             # it knows bfloat16, as numpy's does not, and takes complex numbers
             real = ml_dtypes.finfo(dtype) and np.dtype(dtype).kind != "c"  # type: ignore[no-untyped-call]
