@@ -5,9 +5,11 @@
 Rank 0 reports. After every test the ranks agree on its outcome over a communicator of their own, with the
 MPI's own calls. Where ranks disagree (one failed, the others went on) later collectives could meet wrongly,
 so the run ends there, with every failing rank's report. A test that takes too long, or a rank that waits in
-vain for another, ends the job with every rank's Python stack on stderr.
+vain for another, ends the job with every rank's Python stack on stderr, and what the kernel says of its
+threads: a rank that waits in the kernel, or gets no core, answers no signal.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -72,8 +74,12 @@ class Referee:
         for rank, (host, pid) in enumerate(self.peers):
             if host == here:
                 self.stderr.write(f"\n-- rank {rank}\n")
+                before = kernel_side(pid)
                 os.kill(pid, signal.SIGUSR1)
                 time.sleep(0.3)
+                for thread, (ran, text) in kernel_side(pid).items():
+                    lately = ran - before.get(thread, (0, ""))[0]
+                    self.stderr.write(f"thread {thread}: ran {lately:.3f} of the last 0.3 s, {text}\n")
         for host, pid in self.peers:
             if host == here and pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
@@ -108,6 +114,23 @@ class Referee:
         if extremes[0] < OUTCOMES.index("failed") and (extremes[:2] == -extremes[2:]).all():
             return None
         return self.gather((what, outcome, text), seconds, text)
+
+
+def kernel_side(pid):
+    """Of each thread of a process: the seconds it ran so far, and its state and place in the kernel."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            name, stat = (task / "stat").read_text().partition("(")[2].rsplit(") ", 1)
+            place = (task / "wchan").read_text()
+            with contextlib.suppress(OSError):  # for root to read, and not in every kernel
+                place = " < ".join(line.split()[-1] for line in (task / "stack").read_text().splitlines())
+        except OSError:  # the thread has ended
+            continue
+        ran = sum(map(int, stat.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+        place = "not in the kernel" if place in ("", "0") else place
+        threads[int(task.name)] = ran, f"{name}, state {stat[0]}: {place}"
+    return threads
 
 
 REFEREE = pytest.StashKey()

@@ -38,6 +38,7 @@ def test_open_mpi_on_a_workstation():
     assert job.env["OMP_NUM_THREADS"] == job.env["MKL_NUM_THREADS"] == "1"
     assert job.env["OMPI_MCA_osc"] == "^ucx" and job.env["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert "OMPI_ALLOW_RUN_AS_ROOT" not in job.env
+    assert "OMPI_MCA_threads_pthreads_yield_strategy" not in job.env
 
 
 def test_more_cores_than_ranks_are_shared_out():
@@ -50,12 +51,14 @@ def test_more_cores_than_ranks_are_shared_out():
 def test_more_ranks_than_cores():
     job = prepare(OPENMPI, OPENMPI, 3, Machine(cores=2, root=True))
     assert "--oversubscribe" in job.argv and job.env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert job.env["OMPI_MCA_threads_pthreads_yield_strategy"] == "nanosleep"
     assert prepare(MPICH, MPICH, 3, Machine(cores=2)).argv == ["/bin/x", "-n", "3", *PROGRAM]
 
 
 def test_what_the_user_set_stays():
     mine = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "0"}
-    job = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, environ=mine))
+    mine["OMPI_MCA_threads_pthreads_yield_strategy"] = "sched_yield"
+    job = prepare(OPENMPI, OPENMPI, 3, Machine(cores=2, environ=mine))
     assert not mine.keys() & job.env.keys() and job.env["OPENBLAS_NUM_THREADS"] == "7"
     told = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, environ=mine), threads=3)
     assert told.env["OMP_NUM_THREADS"] == "3"
