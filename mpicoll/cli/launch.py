@@ -128,16 +128,20 @@ def prepare(
 
 def _open_mpi_library(launch: Launch, machine: Machine, cores_per_rank: float) -> None:
     """Settings that Open MPI's library reads, whoever starts the ranks."""
-    if cores_per_rank < 2 and "OMPI_MCA_mpi_yield_when_idle" not in machine.environ:
+    wanted: dict[str, tuple[str, str]] = {}  # name -> value, why
+    if cores_per_rank < 2:
         why = "fewer than 2 cores per rank: a waiting rank must not starve a working one"
-        launch.tell(why, {"OMPI_MCA_mpi_yield_when_idle": "1"})
-    if cores_per_rank < 1 and "OMPI_MCA_threads_pthreads_yield_strategy" not in machine.environ:
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1", why
+    if cores_per_rank < 1:
         # Seen on Linux 6.18: ranks that only yield kept the cores from the kernel's own threads for minutes,
         # and so from a rank that waited for one of them.
         why = "more ranks than cores: a waiting rank naps, since yielding may starve all else"
-        launch.tell(why, {"OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep"})
-    if not machine.infiniband and machine.allocation is None and "OMPI_MCA_osc" not in machine.environ:
-        launch.tell("no InfiniBand here: UCX windows would only print errors", {"OMPI_MCA_osc": "^ucx"})
+        wanted["OMPI_MCA_threads_pthreads_yield_strategy"] = "nanosleep", why
+    if not machine.infiniband and machine.allocation is None:
+        wanted["OMPI_MCA_osc"] = "^ucx", "no InfiniBand here: UCX windows would only print errors"
+    for name, (value, why) in wanted.items():
+        if name not in machine.environ:
+            launch.tell(why, {name: value})
 
 
 def _mpirun(launch: Launch, machine: Machine, crowded: bool, one_core: bool) -> None:

@@ -56,8 +56,12 @@ def test_more_ranks_than_cores():
 
 
 def test_what_the_user_set_stays():
-    mine = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "rdma", "OMPI_MCA_mpi_yield_when_idle": "0"}
-    mine["OMPI_MCA_threads_pthreads_yield_strategy"] = "sched_yield"
+    mine = {
+        "OMP_NUM_THREADS": "7",
+        "OMPI_MCA_osc": "rdma",
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+        "OMPI_MCA_threads_pthreads_yield_strategy": "sched_yield",
+    }
     job = prepare(OPENMPI, OPENMPI, 3, Machine(cores=2, environ=mine))
     assert not mine.keys() & job.env.keys() and job.env["OPENBLAS_NUM_THREADS"] == "7"
     told = prepare(OPENMPI, OPENMPI, 2, Machine(cores=2, environ=mine), threads=3)
