@@ -75,14 +75,16 @@ class Referee:
             if host == here:
                 self.stderr.write(f"\n-- rank {rank}\n")
                 before = kernel_side(pid)
-                os.kill(pid, signal.SIGUSR1)
+                with contextlib.suppress(ProcessLookupError):  # it is gone: the others must end all the same
+                    os.kill(pid, signal.SIGUSR1)
                 time.sleep(0.3)
                 for thread, (ran, text) in kernel_side(pid).items():
                     lately = ran - before.get(thread, (0, ""))[0]
                     self.stderr.write(f"thread {thread}: ran {lately:.3f} of the last 0.3 s, {text}\n")
         for host, pid in self.peers:
             if host == here and pid != os.getpid():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         os._exit(1)
 
     def wait(self, request, seconds, last_words=""):
@@ -121,7 +123,7 @@ def kernel_side(pid):
     threads = {}
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            name, stat = (task / "stat").read_text().partition("(")[2].rsplit(") ", 1)
+            name, stat = (task / "stat").read_text(errors="replace").partition("(")[2].rsplit(") ", 1)
             place = (task / "wchan").read_text()
             with contextlib.suppress(OSError):  # for root to read, and not in every kernel
                 place = " < ".join(line.split()[-1] for line in (task / "stack").read_text().splitlines())
