@@ -25,7 +25,7 @@ from train_gpt import evaluate, read_config, read_text, train
 from train_text import failing_together, start
 
 import mpicoll
-from mpicoll.data import check_folder, replacing
+from mpicoll.io.text import check_folder, replacing
 
 ROW = "{:<96} {:>7} {:>7} {:>7} {:>7} {:>10}"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpicoll.buckets import Flat
-from mpicoll.nn import (
+from mpicoll.train.buckets import Flat
+from mpicoll.train.nn import (
     GELU,
     CausalAttention,
     Draw,

@@ -9,8 +9,8 @@ from gpt import GPT
 from gpt_config import Config
 
 import mpicoll
-from mpicoll.buckets import Flat
-from mpicoll.optim import (
+from mpicoll.train.buckets import Flat
+from mpicoll.train.optim import (
     BF16,
     FP16,
     LAMB,
@@ -25,8 +25,8 @@ from mpicoll.optim import (
     clip_by_global_norm,
     warmup,
 )
-from mpicoll.optim.schedules import cosine
-from mpicoll.parallel.precision import MixedPrecision
+from mpicoll.train.optim.schedules import cosine
+from mpicoll.train.parallel.precision import MixedPrecision
 
 OPTIMIZERS: dict[str, Any] = {"adam": Adam, "adamw": AdamW, "lamb": LAMB, "lars": LARS, "sgd": SGD}
 COMPRESSIONS: dict[str, Any] = {"fp16": FP16, "bf16": BF16, "int8": Int8, "topk": TopK, "powersgd": PowerSGD}

@@ -12,9 +12,9 @@ from report import Curve, counted
 from rich.console import Console
 
 import mpicoll
-from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard
-from mpicoll.optim import DistributedOptimizer
+from mpicoll.io.checkpoint import CheckpointError, Checkpoints, Shard
 from mpicoll.slurm import Notice
+from mpicoll.train.optim import DistributedOptimizer
 
 
 class Saver:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpicoll.buckets import Flat
+from mpicoll.train.buckets import Flat
 
 BYTES = 256
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import mpicoll
-from mpicoll.data import replacing
+from mpicoll.io.text import replacing
 
 LINE_EVERY = 5.0  # seconds between lines where there is no terminal to draw a bar on
 GUESS = math.log(256)  # nats per byte where every byte is as likely as any other

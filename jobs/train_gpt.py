@@ -39,12 +39,12 @@ from settings import ConfigError
 from train_text import CACHE, failing_together, open_data, start
 
 import mpicoll
-from mpicoll.checkpoint import CheckpointError
-from mpicoll.data import DataError, make_folder
-from mpicoll.nn import Draw
-from mpicoll.optim import DistributedOptimizer, broadcast_parameters
-from mpicoll.sampler import Sampler, part
-from mpicoll.timeline import Timeline
+from mpicoll.io.checkpoint import CheckpointError
+from mpicoll.io.sampler import Sampler, part
+from mpicoll.io.text import DataError, make_folder
+from mpicoll.train.nn import Draw
+from mpicoll.train.optim import DistributedOptimizer, broadcast_parameters
+from mpicoll.train.timeline import Timeline
 
 SEQUENCES = 256  # of the held-out text that are evaluated
 AT_ONCE = 32  # sequences evaluated in one forward pass

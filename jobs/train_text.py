@@ -40,10 +40,10 @@ from report import (
 from rich.progress import Progress
 
 import mpicoll
-from mpicoll.buckets import Buckets
-from mpicoll.data import DataError, TextData, make_folder, pack_text, stdlib_sources
-from mpicoll.optim import Adam, broadcast_parameters
-from mpicoll.sampler import Sampler, part
+from mpicoll.io.sampler import Sampler, part
+from mpicoll.io.text import DataError, TextData, make_folder, pack_text, stdlib_sources
+from mpicoll.train.buckets import Buckets
+from mpicoll.train.optim import Adam, broadcast_parameters
 
 ROWS = 2048  # rows evaluated at once: the hidden layer of so many stays in cache
 

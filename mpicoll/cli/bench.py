@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from mpicoll import algorithms, verify
 from mpicoll.cli import results
 from mpicoll.cli.launches import Program, keep_option, kept, launches_option, measured, save, show_option
 from mpicoll.cli.values import Finite, NewFile
+from mpicoll.plans import algorithms, verify
 
 MOST = 1 << 40  # bytes
 START = 1.5  # seconds that a launch takes before it measures

@@ -8,10 +8,10 @@ import sys
 
 import click
 
-from .. import draw
-from ..algorithms import Algorithm, Nodes, get, registry
-from ..algorithms.registry import load_entry_points
-from ..verify import trace
+from ..plans import draw
+from ..plans.algorithms import Algorithm, Nodes, get, registry
+from ..plans.algorithms.registry import load_entry_points
+from ..plans.verify import trace
 
 MOST_RANKS = 64  # rounds x ranks x chunks of a ring: 500,000 cells, which nobody reads
 COLOURS = {"+": "yellow", ">": "cyan", "!": "red"}

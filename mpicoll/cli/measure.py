@@ -22,11 +22,11 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll import algorithms
 from mpicoll.cli import launcher
 from mpicoll.cli.launch import THREADS
 from mpicoll.cli.results import MARK
 from mpicoll.cli.workload import Workload, dtype_of
+from mpicoll.plans import algorithms
 
 WARMUP, FEWEST, MOST = 3, 5, 100
 PAIRS = 2000

@@ -21,10 +21,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.buckets import Flat
 from mpicoll.cli.measure import communicators, tell
 from mpicoll.cli.results_step import COMM
-from mpicoll.optim import SGD, Adam, DistributedOptimizer
+from mpicoll.train.buckets import Flat
+from mpicoll.train.optim import SGD, Adam, DistributedOptimizer
 
 WARMUP, WARMUP_PAIRS = 2, 50
 CALIBRATION = 0.3  # seconds

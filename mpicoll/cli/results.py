@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from mpicoll.algorithms import OWNED, REDUCTIONS, ROOTED
-from mpicoll.files import replacing
+from mpicoll.io.files import replacing
+from mpicoll.plans.algorithms import OWNED, REDUCTIONS, ROOTED
 
 MARK = "mpicoll-measured "  # what a launch's rank 0 prints before a result and launches.py reads
 FORMAT, STEP_FORMAT = "mpicoll-bench-1", "mpicoll-step-1"

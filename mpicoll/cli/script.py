@@ -46,7 +46,7 @@ def run(argv: list[str]) -> None:
     from mpi4py import run as program
 
     import mpicoll
-    from mpicoll import record
+    from mpicoll.runtime import record
 
     rank = MPI.COMM_WORLD.Get_rank()
     MPI.COMM_WORLD = mpicoll.Intracomm(MPI.COMM_WORLD)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mpicoll.files import check_folder
+from mpicoll.io.files import check_folder
 
 
 class Finite(click.FloatRange):

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from mpicoll.algorithms import OWNED, REDUCTIONS
+from mpicoll.plans.algorithms import OWNED, REDUCTIONS
 
 OPS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "avg": np.add}
 PERIOD = 61  # a prime: chunks that end up in a wrong place do not look right by chance
@@ -107,7 +107,7 @@ class Workload:
         if self.op_name == "avg":
             if self.native:
                 return MPI.SUM  # and a multiplication afterwards, as a user of the plain MPI writes it
-            from mpicoll import op
+            from mpicoll.memory import op
 
             return op.AVG
         return getattr(MPI, self.op_name.upper())

@@ -14,10 +14,10 @@ sys.path.insert(0, str(JOBS))
 from ngram import Model  # noqa: E402
 
 import mpicoll  # noqa: E402
-from mpicoll.buckets import Buckets  # noqa: E402
-from mpicoll.checkpoint import Checkpoints  # noqa: E402
-from mpicoll.optim import Adam  # noqa: E402
-from mpicoll.sampler import Sampler  # noqa: E402
+from mpicoll.io.checkpoint import Checkpoints  # noqa: E402
+from mpicoll.io.sampler import Sampler  # noqa: E402
+from mpicoll.train.buckets import Buckets  # noqa: E402
+from mpicoll.train.optim import Adam  # noqa: E402
 
 CONTEXT, BATCH, SEED = 4, 30, 1
 

@@ -17,7 +17,7 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from mpicoll.checkpoint.folder import kept, read_manifest
+from mpicoll.io.checkpoint.folder import kept, read_manifest
 
 JOB = Path(__file__).with_name("job.py")
 LAUNCH = [sys.executable, "-c", "from mpicoll.cli import main; main(prog_name='mpicoll')", "run"]

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pairwise import pairwise
 
 import mpicoll
-from mpicoll import algorithms
+from mpicoll.plans import algorithms
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 COUNTS = {"0": 0, "1": 1, "P-1": SIZE - 1, "P": SIZE, "P+1": SIZE + 1, "1000": 1000, "1003": 1003}

@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from mpicoll.buckets import Flat
-from mpicoll.sampler import Sampler
+from mpicoll.io.sampler import Sampler
+from mpicoll.train.buckets import Flat
 
 SAMPLES, BATCH = 512, 64
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard, folder, layout, saving
-from mpicoll.sampler import part
+from mpicoll.io.checkpoint import CheckpointError, Checkpoints, Shard, folder, layout, saving
+from mpicoll.io.sampler import part
 
 ROWS = 101  # of the array that is spread over the ranks; divides by no number of ranks
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import mpicoll
 from mpicoll import ArgumentError
-from mpicoll.op import AVG
+from mpicoll.memory.op import AVG
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 N = 840  # a multiple of every size up to 8

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpicoll.data import DataError, TextData, pack_text
-from mpicoll.sampler import Sampler
+from mpicoll.io.sampler import Sampler
+from mpicoll.io.text import DataError, TextData, pack_text
 
 
 def text(folder):

@@ -11,7 +11,7 @@ from mlp import same_bits
 from rich.console import Console
 
 import mpicoll
-from mpicoll.data import pack_text
+from mpicoll.io.text import pack_text
 
 SMALL = [
     "model.layers=1",

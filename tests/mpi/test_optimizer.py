@@ -9,8 +9,8 @@ from mlp import Problem, same_bits, train
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.buckets import Buckets, Flat
-from mpicoll.optim import (
+from mpicoll.train.buckets import Buckets, Flat
+from mpicoll.train.optim import (
     BF16,
     FP16,
     LAMB,
@@ -28,7 +28,7 @@ from mpicoll.optim import (
     broadcast_parameters,
     clip_by_global_norm,
 )
-from mpicoll.optim.adasum import adasum
+from mpicoll.train.optim.adasum import adasum
 
 STEPS = 100
 CAP = 0.005  # MiB: the test problem has several buckets

@@ -8,18 +8,10 @@ from mlp import BATCH, SAMPLES, Problem, same_bits
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.buckets import Flat
-from mpicoll.optim import (
-    FP16,
-    SGD,
-    Adam,
-    DistributedOptimizer,
-    Int8,
-    TopK,
-    broadcast_optimizer_state,
-)
-from mpicoll.parallel import LossScale, MixedPrecision
-from mpicoll.sampler import Sampler
+from mpicoll.io.sampler import Sampler
+from mpicoll.train.buckets import Flat
+from mpicoll.train.optim import FP16, SGD, Adam, DistributedOptimizer, Int8, TopK, broadcast_optimizer_state
+from mpicoll.train.parallel import LossScale, MixedPrecision
 
 STEPS = 100
 

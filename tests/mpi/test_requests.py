@@ -8,7 +8,7 @@ from forms import FORMS, perform
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.op import AVG
+from mpicoll.memory.op import AVG
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 LEFT, RIGHT = (RANK - 1) % SIZE, (RANK + 1) % SIZE

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.timeline import Timeline
+from mpicoll.train.timeline import Timeline
 
 
 def test_every_rank_is_in_the_trace(comm, folder):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mlp import same_bits
 
-from mpicoll.buckets import Buckets, Flat
-from mpicoll.data import pack_text
-from mpicoll.optim import broadcast_parameters
+from mpicoll.io.text import pack_text
+from mpicoll.train.buckets import Buckets, Flat
+from mpicoll.train.optim import broadcast_parameters
 
 
 @pytest.fixture

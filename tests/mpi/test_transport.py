@@ -10,8 +10,8 @@ from forms import FORMS, perform
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.state import KEPT
-from mpicoll.transport import arena as arenas
+from mpicoll.comm.context import KEPT
+from mpicoll.runtime.transport import arena as arenas
 
 RANK, SIZE = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 N = 12000 * SIZE  # a multiple of the size, above every threshold of the window

@@ -29,7 +29,7 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "peers"
 sys.path.insert(0, str(ROOT))
 
-from mpicoll import algorithms  # noqa: E402
+from mpicoll.plans import algorithms  # noqa: E402
 
 RUN = [sys.executable, "-c", "from mpicoll.cli import main; main()", "run", "--quiet"]
 SIZES = (1, 2, 3, 5)

@@ -9,8 +9,8 @@ from time import process_time
 
 import pytest
 
-from mpicoll import algorithms
-from mpicoll.algorithms import (
+from mpicoll.plans import algorithms
+from mpicoll.plans.algorithms import (
     POWER_OF_TWO,
     ROOTED,
     Algorithm,
@@ -20,11 +20,11 @@ from mpicoll.algorithms import (
     register,
     registry,
 )
-from mpicoll.algorithms.hierarchical import rails
-from mpicoll.algorithms.peers import factors, inorder, log2ceil, postorder, power_of_two_below
-from mpicoll.algorithms.registry import load_entry_points
-from mpicoll.plan import Recv, Send, sliced
-from mpicoll.verify import check
+from mpicoll.plans.algorithms.hierarchical import rails
+from mpicoll.plans.algorithms.peers import factors, inorder, log2ceil, postorder, power_of_two_below
+from mpicoll.plans.algorithms.registry import load_entry_points
+from mpicoll.plans.plan import Recv, Send, sliced
+from mpicoll.plans.verify import check
 
 ALL = [entry for entries in registry.values() for entry in entries.values() if entry.function]
 L = log2ceil

@@ -6,9 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpicoll.memory import address_of
-from mpicoll.transport.arena import ALIGNMENT, DEFAULT_NBYTES, LARGE, LEAST_NBYTES, RESERVE, Arena, empty
-from mpicoll.transport.arena import segment_nbytes as nbytes_of
+from mpicoll.memory.address import address_of
+from mpicoll.runtime.transport.arena import (
+    ALIGNMENT,
+    DEFAULT_NBYTES,
+    LARGE,
+    LEAST_NBYTES,
+    RESERVE,
+    Arena,
+    empty,
+)
+from mpicoll.runtime.transport.arena import segment_nbytes as nbytes_of
 
 NBYTES = 1 << 20
 

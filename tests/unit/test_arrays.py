@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import dlpack, memory
-from mpicoll.arrays import dense, parse, to_itself
 from mpicoll.errors import ArgumentError
+from mpicoll.memory import address as memory
+from mpicoll.memory import dlpack
+from mpicoll.memory.buffer import dense, parse, to_itself
 
 X = np.arange(12.0)
 

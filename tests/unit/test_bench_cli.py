@@ -287,7 +287,7 @@ def program(tmp_path):
 def test_an_unmodified_program_gets_a_table(program):
     done = run("run", "-n", 2, "--quiet", "-m", "mpicoll", program, "--flag", 0, MPICOLL_ALLREDUCE="ring")
     assert done.returncode == 0, done.stderr
-    assert "mpicoll.comm __main__ ['--flag', '0']" in done.stdout
+    assert "mpicoll.comm.intracomm __main__ ['--flag', '0']" in done.stdout
     rows = [row.split() for row in done.stderr.splitlines()]
     assert any(row[:4] == ["allreduce", "ring", "3", "24000"] for row in rows), done.stderr
     assert any(row[:1] == ["bcast"] for row in rows)
@@ -311,7 +311,7 @@ def test_without_arguments_it_says_what_there_is(capsys):
 
 
 def test_table_puts_the_longest_first():
-    from mpicoll.record import Total
+    from mpicoll.runtime.record import Total
 
     text = script.table(
         {("bcast", "native"): Total(2, 80, 0.001), ("allreduce", "ring"): Total(4, 4000, 0.5)}

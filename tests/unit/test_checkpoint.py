@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll import hdf5
-from mpicoll.checkpoint import CheckpointError, Checkpoints, Shard, folder, layout
+from mpicoll.io import hdf5
+from mpicoll.io.checkpoint import CheckpointError, Checkpoints, Shard, folder, layout
 
 DTYPES = [np.float32, ">f8", np.float16, np.int64, np.bool_, np.complex64, ml_dtypes.bfloat16]
 

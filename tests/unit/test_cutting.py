@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpicoll.algorithms import NATIVE, get, registry
-from mpicoll.cutting import (
+from mpicoll.plans.algorithms import NATIVE, get, registry
+from mpicoll.select.slicing import (
     MOST,
     SEGMENT_NBYTES,
     scattered,

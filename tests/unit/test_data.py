@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from mpicoll import data as data_module
-from mpicoll.data import DataError, TextData, pack_text, replacing, stdlib_sources
-from mpicoll.sampler import Sampler, part
+from mpicoll.io import text as data_module
+from mpicoll.io.sampler import Sampler, part
+from mpicoll.io.text import DataError, TextData, pack_text, replacing, stdlib_sources
 
 CONTENT = bytes(range(256)) * 20000  # 5 MB: several blocks, the last one cut
 

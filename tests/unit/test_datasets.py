@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from mpicoll.data import DataError, TextData, pack_text
-from mpicoll.datasets import ArrayData, Windows, pack_arrays
-from mpicoll.prefetch import Prefetch
-from mpicoll.sampler import Sampler
+from mpicoll.io.arrays import ArrayData, Windows, pack_arrays
+from mpicoll.io.prefetch import Prefetch
+from mpicoll.io.sampler import Sampler
+from mpicoll.io.text import DataError, TextData, pack_text
 
 COUNT = 1000
 ARRAYS = {

@@ -8,8 +8,8 @@ import pytest
 from mpi4py import MPI
 
 import mpicoll
-from mpicoll.buckets import Flat
-from mpicoll.optim import (
+from mpicoll.train.buckets import Flat
+from mpicoll.train.optim import (
     FP16,
     SGD,
     DistributedOptimizer,
@@ -21,7 +21,7 @@ from mpicoll.optim import (
     schedules,
     warmup,
 )
-from mpicoll.optim.exchange import narrow
+from mpicoll.train.optim.exchange import narrow
 
 
 @pytest.fixture(scope="module")

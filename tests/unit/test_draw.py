@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from mpicoll.algorithms import Algorithm, get, registry
 from mpicoll.cli.draw import command
-from mpicoll.draw import ASCII, arcs_in_words, svg, text
-from mpicoll.plan import LEFT, RIGHT, Recv, Send
-from mpicoll.verify import check, trace
+from mpicoll.plans.algorithms import Algorithm, get, registry
+from mpicoll.plans.draw import ASCII, arcs_in_words, svg, text
+from mpicoll.plans.plan import LEFT, RIGHT, Recv, Send
+from mpicoll.plans.verify import check, trace
 
 RING = """\
 allreduce ring on 3 ranks
@@ -206,7 +206,7 @@ def test_command_draws_what_its_file_is_called(tmp_path):
 
 
 def test_a_plan_that_does_not_end_is_drawn_in_part(monkeypatch):
-    monkeypatch.setattr("mpicoll.interpret.ENDLESS_TRACED", 50)
+    monkeypatch.setattr("mpicoll.plans.interpret.ENDLESS_TRACED", 50)
 
     def plan(rank, size):
         while True:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpicoll.execute import Patience, Program
+from mpicoll.runtime.execute import Patience, Program
 
 
 class Strand:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.buckets import Flat
-from mpicoll.nn import Draw
+from mpicoll.train.buckets import Flat
+from mpicoll.train.nn import Draw
 
 JOBS = Path(__file__).parents[2] / "jobs"
 

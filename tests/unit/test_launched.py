@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpicoll import launched
 from mpicoll.errors import LaunchError
+from mpicoll.runtime import launched
 
 
 @pytest.fixture

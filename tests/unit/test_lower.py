@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.algorithms import NATIVE, registry
-from mpicoll.arrays import parse
-from mpicoll.cutting import window_demand
-from mpicoll.op import Reducer
-from mpicoll.plan import Recv, Send, sliced
-from mpicoll.transport.bound import bind, calls
-from mpicoll.transport.lower import SCRATCH, TEMPORARY, Layout, Lowering, Place, joined
-from mpicoll.transport.mpi import _slice
-from mpicoll.transport.problem import INPUT, OUTPUT, WORK, Problem, cut
-from mpicoll.transport.window import SLOTS, WindowLowering
+from mpicoll.memory.buffer import parse
+from mpicoll.memory.op import Reducer
+from mpicoll.plans.algorithms import NATIVE, registry
+from mpicoll.plans.plan import Recv, Send, sliced
+from mpicoll.runtime.transport.bound import bind, calls
+from mpicoll.runtime.transport.lower import SCRATCH, TEMPORARY, Layout, Lowering, Place, joined
+from mpicoll.runtime.transport.mpi import _slice
+from mpicoll.runtime.transport.problem import INPUT, OUTPUT, WORK, Problem, cut
+from mpicoll.runtime.transport.window import SLOTS, WindowLowering
+from mpicoll.select.slicing import window_demand
 
 SIZES = range(1, 7)
 ITEM = 8

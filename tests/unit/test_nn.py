@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpicoll import nn
-from mpicoll.buckets import Flat
+from mpicoll.train import nn
+from mpicoll.train.buckets import Flat
 
 WIDTH, LENGTH, SAMPLES, VOCABULARY = 6, 5, 3, 7
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpicoll.arrays import parse
 from mpicoll.errors import ArgumentError
-from mpicoll.op import AVG, Reducer
+from mpicoll.memory.buffer import parse
+from mpicoll.memory.op import AVG, Reducer
 
 OPS = {
     "SUM": np.add,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpicoll.buckets import Buckets, Flat
-from mpicoll.optim import LAMB, LARS, SGD, Adam, AdamW
+from mpicoll.train.buckets import Buckets, Flat
+from mpicoll.train.optim import LAMB, LARS, SGD, Adam, AdamW
 
 JOBS = Path(__file__).parents[2] / "jobs"
 

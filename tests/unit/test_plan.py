@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.algorithms.peers import factors, log2ceil, receive_schedule, skips
-from mpicoll.plan import (
+from mpicoll.plans.algorithms.peers import factors, log2ceil, receive_schedule, skips
+from mpicoll.plans.plan import (
     IN,
     LEFT,
     OUT,
@@ -111,5 +111,5 @@ def test_factors():
 
 @pytest.mark.parametrize("name", ["plan", "trace", "verify", "draw", "algorithms.registry"])
 def test_examples_in_docstrings(name):
-    result = doctest.testmod(importlib.import_module(f"mpicoll.{name}"))
+    result = doctest.testmod(importlib.import_module(f"mpicoll.plans.{name}"))
     assert result.attempted and not result.failed

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpicoll.buckets import Flat
-from mpicoll.optim import SGD, Adam
-from mpicoll.parallel import LossScale, MixedPrecision
+from mpicoll.train.buckets import Flat
+from mpicoll.train.optim import SGD, Adam
+from mpicoll.train.parallel import LossScale, MixedPrecision
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

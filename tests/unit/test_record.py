@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpicoll import record
+from mpicoll.runtime import record
 
 
 @pytest.fixture(autouse=True)

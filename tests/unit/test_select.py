@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll.algorithms import COLLECTIVES, NATIVE, get
-from mpicoll.select import DEFAULTS, Rule, Selection, Setting, preferred
+from mpicoll.plans.algorithms import COLLECTIVES, NATIVE, get
+from mpicoll.select.selection import DEFAULTS, Rule, Selection, Setting, preferred
 
 NODE4 = Setting(4, [[0, 1, 2, 3]], window=True)
 NODE3 = Setting(3, [[0, 1, 2]], window=True)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from mpicoll.algorithms import Algorithm, get
-from mpicoll.plan import IN, LEFT, OUT, RIGHT, TMP, Copy, Recv, Send
-from mpicoll.verify import PlanError, admit, check, trace
+from mpicoll.plans.algorithms import Algorithm, get
+from mpicoll.plans.plan import IN, LEFT, OUT, RIGHT, TMP, Copy, Recv, Send
+from mpicoll.plans.verify import PlanError, admit, check, trace
 
 
 def fault(collective, function, size, chunks=None, *, commutative=True, **options):
@@ -232,7 +232,7 @@ def test_numbers_that_are_not_whole():
 
 
 def test_a_plan_that_does_not_end(monkeypatch):
-    monkeypatch.setattr("mpicoll.interpret.ENDLESS", 50)
+    monkeypatch.setattr("mpicoll.plans.interpret.ENDLESS", 50)
 
     def plan(rank, size):
         while True:

@@ -1,0 +1,5 @@
+"""The communicator: mpi4py's calls, served by plans."""
+
+from .intracomm import Intracomm
+
+__all__ = ["Intracomm"]

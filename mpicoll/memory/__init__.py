@@ -1,0 +1,1 @@
+"""Buffers of any kind as bytes, and operators on them."""

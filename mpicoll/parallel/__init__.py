@@ -1,5 +1,0 @@
-"""Ways to train what one rank, or one type of number, does not hold."""
-
-from mpicoll.parallel.precision import LossScale, MixedPrecision
-
-__all__ = ["LossScale", "MixedPrecision"]

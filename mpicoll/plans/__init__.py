@@ -1,0 +1,1 @@
+"""Algorithms as data, verified and drawn: no MPI, no arrays."""

@@ -1,0 +1,1 @@
+"""Runs plans: programs, the engine that advances them, requests, what was called."""

@@ -1,0 +1,1 @@
+"""Training: buckets, optimizers, layers, precision, timelines."""
