@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product, zip_longest
 from math import prod
 from time import process_time
@@ -249,7 +250,21 @@ def test_a_plan_for_4096_ranks_builds_in_100_ms(algorithm):
             pass
         return process_time() - began
 
-    assert min(build() for _ in range(3)) < 0.1
+    assert min(build() for _ in range(3)) < 0.1 * slowness()
+
+
+@cache
+def slowness():
+    """How much slower this machine runs Python than the one the limits were set on; at least 1."""
+
+    def work():
+        began = process_time()
+        seen = {}
+        for i in range(100_000):
+            seen[i % 64, i % 63] = (i, seen.get((i % 63, i % 64)))
+        return process_time() - began
+
+    return max(1.0, min(work() for _ in range(5)) / 0.014)
 
 
 @pytest.mark.parametrize("algorithm", ALL, ids=str)
@@ -262,7 +277,7 @@ def test_verifying_64_ranks_takes_100_ms(algorithm):
         check(algorithm, 64, nodes=two_nodes(64))
         return process_time() - began
 
-    assert min(verify() for _ in range(5)) < 0.1
+    assert min(verify() for _ in range(5)) < 0.1 * slowness()
 
 
 def test_every_reduction_has_an_algorithm_that_keeps_order_at_every_size():
